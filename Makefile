@@ -55,11 +55,12 @@ test: $(VENV)/.test
 ONLY ?= all
 PROVE_all = $(LATER)
 PROVE_oracles = seeds or raced
+IN_oracles = $(addprefix tests/,loop plan step memory simulation mutation regressions)
 PROVE_kernels = aot
 PROVE_processes = process or net
 prove: export PYTHONDONTWRITEBYTECODE =
 prove: $(VENV)/.test
-	$(PYTEST) -m "$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes))" $(ARGS)
+	$(PYTEST) -m "$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes))" $(IN_$(ONLY)) $(ARGS)
 
 # Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
 # Tracing slows Python down: without no_sync, and without tests of threads that hang, whose processes it keeps alive.
@@ -68,7 +69,7 @@ MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop
 	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
 	tests/engine/test_logits_processors.py tests/tiers/test_peer_hosts.py tests/tiers/test_peer_tls.py \
 	tests/cli/test_flags.py tests/grammar/test_form_kinds.py \
-	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[1]" --ignore=tests/loop/test_oracle_bites.py \
+	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[1]" \
 	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so" \
 	--deselect "tests/device/test_cpu_device.py::test_the_interpreter_exits_with_an_open_device"
 

@@ -12,25 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from loops_under_guard import (
-    PLANTED,
-    covering,
-    is_raced_again,
-    is_raced_once,
-    is_raced_too,
-    loops_under_no_race,
-    shares_engines,
-)
+from guarded_children import filed
+from loops_under_guard import loops_under_no_race
 from skip_reasons import reasons_of
-from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
+from gapless.testing.guarded import StepGuard, guarded
 
 SINGLE = ("loop", "mutation", "regressions", "simulation")
 """Folders whose tests share nothing: workers take them one by one, and none is left with a long file at the end."""
-BROKEN = ("mutation", "regressions", "test_oracle_bites.py", "test_race_engine.py")
-"""Folders and files that run engines over and over, most with a part taken away. What engines ask of a device is looked
-at elsewhere, and in the regressions' own file about that."""
 TOGETHER = {
     "transformers": (
         "test_lm_eval.py", "test_draft_models.py", "test_engine_logprobs.py", "test_mtp_layers.py", "test_adapters.py",
@@ -58,16 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--guard-races",
         choices=("off", "every", "chosen"),
         default="chosen",
-        help="engines run under no_race (slower): of every test, or of those that tests/loops_under_guard.py chooses",
+        help="engines run under no_race (slower): of every test, or of those that are marked and of whole engines",
     )
-
-
-@pytest.hookimpl(trylast=True)  # so that the test's own parameters come first in its name
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With --guard-races chosen: the loop's oracles twice, so that one run of pytest does both; see `covering`."""
-    if metafunc.config.getoption("--guard-races") == "chosen" and is_raced_too(metafunc.definition.nodeid):
-        again = pytest.param(True, marks=pytest.mark.raced)
-        metafunc.parametrize("raced", (False, again), ids=("plain", "raced"), indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook
@@ -77,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The workers take files by their number of tests, and then, one by one, what shares nothing: the simulator's first,
     which take longest.
     """
-    items[:] = sorted(covering(items), key=lambda item: item.path.parent.name != "simulation")
+    items.sort(key=lambda item: item.path.parent.name != "simulation")
     for item in items:
         if item.path.parent.name not in SINGLE:
             name = item.path.name
@@ -96,12 +78,23 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print why tests were skipped: each reason once, and how many have it."""
+    """Print why tests were skipped, each reason once, and how many of the protections taken away were noticed."""
     lines = reasons_of(terminalreporter.stats.get("skipped", ()))
     if lines:
         terminalreporter.section("why tests were skipped")
     for line in lines:
         terminalreporter.line(line)
+    tried = {
+        outcome: {name for report in terminalreporter.stats.get(outcome, ()) for name in mutations_of(report)}
+        for outcome in ("passed", "failed")
+    }
+    if count := len(set().union(*tried.values())):
+        terminalreporter.line(f"mutations noticed: {len(tried['passed'])} of {count}")
+
+
+def mutations_of(report: pytest.TestReport) -> list[object]:
+    """The protection that a test has taken away."""
+    return [value for name, value in report.user_properties if name == "mutation"] if report.when == "call" else []
 
 
 def freeze_all() -> None:
@@ -138,7 +131,7 @@ def guarded_steps(request: pytest.FixtureRequest) -> Iterator[StepGuard]:
     if request.config.getoption("--guard-steps") == "off":
         yield StepGuard()
         return
-    with steps_under_no_sync() as checked:
+    with guarded() as checked:
         yield checked
 
 
@@ -160,34 +153,25 @@ def tier_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     servers.close()
 
 
-@pytest.fixture
-def raced(request: pytest.FixtureRequest) -> bool:
-    """Whether the test's engines run under no_race: fewer seeds do then."""
-    way, name = request.config.getoption("--guard-races"), request.node.nodeid
-    planted = any(part in name for part in PLANTED)
-    return not planted and getattr(request, "param", way == "every" or (way == "chosen" and is_raced_once(name)))
-
-
 @pytest.fixture(autouse=True)
-def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, raced: bool) -> Iterator[None]:
-    """no_sync looks away from broken engines, and from what runs again: a step takes twice as long under it."""
-    path = request.path
-    broken = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
-    again = raced and is_raced_again(request.node)
-    with guarded_steps.rest() if broken or again else nullcontext():
+def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard) -> Iterator[None]:
+    """no_sync looks away from the engines of a test with the mark `unguarded`."""
+    with guarded_steps.rest() if request.node.get_closest_marker("unguarded") else nullcontext():
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def guarded_engines(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """With --guard-races: what `guarded_loops` does, of a file whose tests share engines."""
-    raced = request.config.getoption("--guard-races") != "off" and shares_engines(request.node.nodeid)
-    with loops_under_no_race() if raced else nullcontext():
-        yield raced
+@pytest.fixture(scope="module")
+def engines_under_no_race(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What `guarded_loops` does, for a file whose tests share engines."""
+    with nullcontext() if request.config.getoption("--guard-races") == "off" else loops_under_no_race():
+        yield
 
 
 @pytest.fixture(autouse=True)
-def guarded_loops(raced: bool, guarded_engines: bool, resting_steps: None) -> Iterator[None]:
-    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
-    with loops_under_no_race() if raced and not guarded_engines else nullcontext():
+def guarded_loops(request: pytest.FixtureRequest, resting_steps: None) -> Iterator[None]:
+    """With the mark `no_race`: no buffer of any engine of this process is touched by two without an order."""
+    way, marked = request.config.getoption("--guard-races"), request.node.get_closest_marker
+    asked = way == "every" or (way == "chosen" and marked("no_race"))
+    shared = "engines_under_no_race" in request.fixturenames
+    with loops_under_no_race() if asked and not (shared or marked("unguarded")) else nullcontext():
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -42,9 +43,15 @@ class Job(Caller):
         return answer(self.request, VOCAB)
 
     def check(self, why: object = None) -> None:
-        """Fail unless its tokens are the expected ones: all of them, or the first ones where it was aborted."""
-        expected = self.expected()
-        assert self.tokens == (expected[: len(self.tokens)] if self.flag == -1 else expected), why or self.request
+        """Fail unless its tokens are the expected ones: all of them, or the first ones if it was aborted."""
+        check_tokens([self], lambda request: self.expected(), why)
+
+
+def check_tokens(jobs: list[Job], direct: Callable[[Request], list[int]], why: object = None) -> None:
+    """Fail unless each job has the tokens that `direct` gives for its request, or its first ones if it was aborted."""
+    for job in jobs:
+        tokens = direct(job.request)
+        assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), why or job.request
 
 
 def script(seed: int, max_len: int) -> list[Job]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.loop import Loop
 from gapless.model.draft_model import DraftModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Speculation, Verify
@@ -124,17 +124,13 @@ def drafts_beside_chunks() -> Iterator[list[int]]:
         yield found
 
 
-@contextmanager
-def numbers_at_random(seed: int, speculation: Speculation) -> Iterator[Counter[int]]:
-    """Each step without chunks runs another number of drafts, whatever pays. Counts the steps by their places."""
-    rng, found, decide = random.Random(seed), Counter[int](), Gate.decide
+def numbers_at_random(seed: int, loop: Loop, speculation: Speculation) -> None:
+    """Have each step without chunks run another number of drafts, whatever pays."""
+    gate, rng = loop.launcher.gate, random.Random(seed)
+    assert gate is not None
+    decide, sizes = gate.decide, (1, *speculation.sizes)
 
-    def draw(gate: Gate, decode: tuple[int, ...]) -> Verify:
-        if decide(gate, decode) and not decode:
-            return WITHOUT_DRAFTS
-        found[places := rng.choice((1, *speculation.sizes))] += 1
-        return Verify(places, drafts=True)
+    def draw(decode: tuple[int, ...]) -> Verify:
+        return WITHOUT_DRAFTS if decide(decode) and not decode else Verify(rng.choice(sizes), drafts=True)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gate, "decide", draw)
-        yield found
+    gate.decide = draw  # type: ignore[method-assign]

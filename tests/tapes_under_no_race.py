@@ -8,11 +8,8 @@ own memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import pytest
-from steps_under_guard import left
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -21,6 +18,7 @@ from gapless.guard.race_buffers import Buffer, region_of
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import RaceMode
 from gapless.guard.race_ops import OperatorPlan, tensors
+from gapless.testing.guarded import left
 
 
 class Reported(NamedTuple):
@@ -104,14 +102,7 @@ def _new(results: Any, made: Any) -> Iterator[Tensor]:
             yield from _new(one, item)
 
 
-@contextmanager
-def tapes_report() -> Iterator[None]:
-    """Every tape that is recorded inside reports by itself."""
-    plain = TapeGraph.__init__
-
-    def init(graph: TapeGraph, key: Any, tape: Tape) -> None:
-        plain(graph, key, ReportingTape(*tape))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TapeGraph, "__init__", init)
-        yield
+def reports(part: Any) -> None:
+    """A tape that was recorded reports by itself from now on."""
+    if isinstance(part, TapeGraph):
+        part.tape = ReportingTape(*part.tape)

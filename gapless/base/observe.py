@@ -1,12 +1,12 @@
-"""The hook between devices and checkers: devices report their operations here, and a checker registers for them.
+"""The hook between engines and checkers: devices report their operations here, and engines their steps.
 
-While `watcher` is None, which is the rule, a report costs one check of that name and nothing is called.
+While `watcher` and `steps` are None, which is the rule, a report costs one check of that name and nothing is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from gapless.base.errors import CaptureError
@@ -53,6 +53,22 @@ class Watcher(Protocol):
         ...
 
 
+class LaunchWatcher(Protocol):
+    """Reports of the steps of all engines."""
+
+    def launches(self, launcher: Any) -> AbstractContextManager[object]:
+        """See `launching`."""
+        ...
+
+    def runs(self, executor: Any, key: Any, program: Program) -> Program:
+        """A program of a step is enqueued, or a copy of tokens (key None); the returned one is to run in its place."""
+        ...
+
+    def moves(self, program: Program) -> AbstractContextManager[object]:
+        """Give the context for a program of a simulated device, on a thread of the host."""
+        ...
+
+
 def unchecked(name: str) -> AbstractContextManager[object]:
     raise CaptureError(
         f"{name} cannot be captured: nothing checks that it does not wait for the device; "
@@ -62,6 +78,10 @@ def unchecked(name: str) -> AbstractContextManager[object]:
 
 watcher: Watcher | None = None
 capture_check: CaptureCheck = unchecked
+steps: LaunchWatcher | None = None
+_UNWATCHED = nullcontext()
+listeners: tuple[Callable[[Any], None], ...] = ()
+"""Called with each loop, executor, tape and transfers that is made."""
 
 
 def add(observer: Watcher, /) -> None:
@@ -82,3 +102,32 @@ def check_captures(check: CaptureCheck) -> None:
     """Record programs inside `check(name)` from now on; until this is called, every capture is refused."""
     global capture_check
     capture_check = check
+
+
+def watch_steps(observer: LaunchWatcher | None, /) -> LaunchWatcher | None:
+    """Report steps to `observer` from now on; return who heard of them before."""
+    global steps
+    before, steps = steps, observer
+    return before
+
+
+def launching(launcher: Any) -> AbstractContextManager[object]:
+    """Give the context for the host's half of a step: plan, pack, enqueue, or obey an order."""
+    return _UNWATCHED if steps is None else steps.launches(launcher)
+
+
+def built(part: Any) -> None:
+    """Report a part of an engine that was made."""
+    for listener in listeners:
+        listener(part)
+
+
+@contextmanager
+def listening(*more: Callable[[Any], None]) -> Iterator[None]:
+    """Report new parts to these listeners too."""
+    global listeners
+    before, listeners = listeners, (*listeners, *more)
+    try:
+        yield
+    finally:
+        listeners = before

@@ -293,6 +293,7 @@ class TapeGraph:
     def __init__(self, key: Hashable, tape: Tape) -> None:
         self.key = key
         self.tape = tape
+        observe.built(self)
 
     def launch(self, stream: Stream) -> None:
         stream.launch(self.tape.replay)

@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 
+from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens, Turn
@@ -93,6 +94,7 @@ class Loop:
         """Whether the loop waits with no step in flight, and nothing can run before a transfer ends."""
         self.frozen = False
         """Whether a pause holds all requests"""
+        observe.built(self)
 
     # Requests in.
 
@@ -207,7 +209,8 @@ class Loop:
                 self.adapters.poll()
             if self.transfers is not None and not self.planner.room.running:
                 self.transfers.take()  # arrived pages may be all that can run
-            launched = self.launch(self.plan(), turn)
+            with observe.launching(self.launcher):
+                launched = self.launch(self.plan(), turn)
             if self.transfers is not None and self.flights:
                 self.transfers.poll()  # after the launch: no copy delays it
         except DeviceError as error:

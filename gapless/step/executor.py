@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.base.records import Int32s
 from gapless.device import Device, Fence, Graph, Ring, RingSlot
@@ -109,6 +110,7 @@ class Executor:
         self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
         self._eager: deque[Fence] = deque()
         """Ends of the eager steps in flight, which fill the launch queue."""
+        observe.built(self)
 
     # Before a step.
 
@@ -186,7 +188,8 @@ class Executor:
             steps = self._resolve(order.key)
             assert self._packet is not None
             _words(self._packet)[steps.first : steps.last] = np.frombuffer(order.words, np.int32)
-        run = self.launch(order.key, order.words is not None)
+        with observe.launching(self):
+            run = self.launch(order.key, order.words is not None)
         self.release(run.outbox, run.on_host)
 
     def _resolve(self, key: StepKey) -> _Steps:
@@ -212,6 +215,8 @@ class Executor:
         if graph is not None:
             return lambda: graph.launch(compute)
         program = self.program.of(key)
+        if observe.steps is not None:
+            program = observe.steps.runs(self, key, program)
         return lambda: compute.launch(program, key, self.buffers)
 
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
@@ -240,7 +245,8 @@ class Executor:
     def download_lines(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
         stream = self.device.token_out
         stream.after(ended)
-        stream.launch(self.copy_lines, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
+        copy_lines = self.copy_lines if observe.steps is None else observe.steps.runs(self, None, self.copy_lines)
+        stream.launch(copy_lines, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
         return stream.record(timed=True)
 
     def copy_lines(self, outbox: RingSlot, start: int, end: int) -> None:

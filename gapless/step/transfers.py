@@ -90,6 +90,7 @@ class Transfers:
         self._polled_at = device.clock()
         self.page_ns = 0.0
         """Time of the loop's thread for each page, in the latest look that started transfers"""
+        observe.built(self)
 
     @property
     def busy(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,7 +290,8 @@ class SimDevice(HostMemoryDevice):
     def call(self, program: Program, args: tuple[Any, ...], name: str) -> None:
         self._inside = True
         try:
-            with torch.inference_mode():
+            watched = nullcontext() if observe.steps is None else observe.steps.moves(program)
+            with torch.inference_mode(), watched:
                 program(*args)
         except Exception as error:
             self.fault.set(error, f"a program on stream {name!r} raised")

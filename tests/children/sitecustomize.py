@@ -1,7 +1,7 @@
 """Engines in child processes of the tests are checked as those of the tests' own process are.
 
 tests/conftest.py puts this folder on PYTHONPATH, so every Python that a test starts imports this file first. It does
-nothing until the process builds an engine; then it takes steps_under_guard, and writes what that finds into the folder
+nothing until the process builds an engine; then it watches the steps, and writes what it finds into the folder
 STEPS_UNDER_GUARD, where the test's process looks.
 """
 
@@ -39,12 +39,14 @@ class _Watch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def guard_steps():
     sys.path.append(str(Path(__file__).parents[1]))
     try:
-        import steps_under_guard
+        import guarded_children
     finally:
         sys.path.pop()
-    steps_under_guard.InChild(Path(FOLDER)).install(steps_under_guard.Patches())
+    from gapless.base import observe
+
+    observe.watch_steps(guarded_children.InChild(Path(FOLDER)))
     if PLANTED:
-        steps_under_guard.plant_a_sync()
+        guarded_children.plant_a_sync()
 
 
 if FOLDER:

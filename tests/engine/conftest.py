@@ -35,3 +35,8 @@ def free_drafts(monkeypatch):
 def captures_all(monkeypatch):
     """Let a start in this process record every step that it means to: a busy machine has no time for some."""
     monkeypatch.setattr("gapless.engine.core.CAPTURE_SECONDS", inf)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_have_no_race(engines_under_no_race: None) -> None:
+    """The tests of a file share engines, which run under no_race."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from itertools import product
 from math import exp, prod
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "loop"))
 
 from oracle_drafter import cost
-from test_draft_oracle import play
+from oracles import right_drafts
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
@@ -39,8 +36,11 @@ UNLIKELY = 114.0
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
 @pytest.mark.usefixtures("reserved_memory")
 def test_drafts_change_no_token(depth: int, errs: float) -> None:
-    loops = [play(seed, CudaDevice(), depth, errs) for seed in (0, 9, 12)]
-    assert all(loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens for loop in loops)
+    for seed in (0, 9, 12):
+        device, counts = CudaDevice(), Counter[str]()
+        loop = right_drafts(errs, 0.0, 1.0).play(seed, device, depth, counts=counts)
+        assert loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens
+        device.close()
 
 
 @pytest.mark.parametrize("speculative", [EAGLE, ITSELF], ids=("head", "draft model"))

@@ -11,7 +11,6 @@ import torch
 from harness import captures_at_once, checksum_loop, run, script, sizes
 from loops_under_guard import watch
 from sharpest import sharpest
-from steps_under_guard import steps_under_no_sync
 
 from gapless.base.errors import EngineError
 from gapless.device import CpuDevice
@@ -20,7 +19,10 @@ from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_report import Race
 from gapless.kernels import plain
 from gapless.loop.loop import Loop
+from gapless.testing.guarded import guarded
 from gapless.testing.sim import SimDevice
+
+pytestmark = pytest.mark.unguarded
 
 FAULT_SEEDS = 6
 
@@ -91,9 +93,9 @@ def operators_seen(graphs: bool) -> int:
 def test_operators_of_programs_that_no_sync_has_checked_are_seen(graphs):
     """With both, as `make test` runs engines: such programs run outside of no_sync, and not of no_race."""
     alone = operators_seen(graphs)
-    with steps_under_no_sync() as checked:
+    with guarded() as checked:
         assert operators_seen(graphs) == alone > 1_000
-    assert checked.steps > 20 and not checked.trouble()
+    assert checked.launched > 20 and not checked.trouble()
 
 
 # Faults, each one fence or lease less.

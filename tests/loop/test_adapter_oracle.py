@@ -1,19 +1,17 @@
-"""Rows of more adapters than there are slots get the tokens of a direct computation, whatever the streams do."""
+"""Rows of more adapters than there are slots: whom a load holds up, and faults that the oracle of adapters notices."""
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from adapted_checksum import NUMBERS, adapted_loop, expected
-from harness import captures_at_once, check_at_rest, kernels_for, run, script, sizes
+from adapted_checksum import adapted_loop
+from harness import sizes
 from mutation.tools import replaced
+from oracles import ADAPTED
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice
 from gapless.memory.adapters import AdapterSlots
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock
@@ -21,70 +19,12 @@ from gapless.step.adapters import AdapterLoader
 from gapless.testing.sim import SimDevice
 
 
-def adapted_jobs(seed):
-    rng, jobs = random.Random(seed), script(seed, 48)
-    for job in jobs:
-        job.request = job.request._replace(adapter=rng.choice(("", *NUMBERS)))
-    return jobs
-
-
-def play(seed, device, depth, chain=None):
-    shape, jobs = sizes(seed), adapted_jobs(seed)
-    graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = kernels_for(seed)
-    loop = adapted_loop(device, shape, depth, chain=chain, kernels=kernels, **graphs)
-    run(loop, jobs)
-    for job in jobs:
-        tokens = expected(job.request)
-        assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), job.request
-    device.drain()
-    loop.adapters.poll()  # a load whose request was aborted
-    check_at_rest(loop)
-    return loop
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_rows_of_several_adapters_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
-    preempted = cached = captured = loads = 0
-    seeds = 6 if raced else 24
-    with guarded_steps.rest():
-        for seed in range(500, 500 + seeds):
-            loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
-            preempted += loop.planner.preemptions
-            cached += loop.counters.prefix_hits
-            captured += loop.counters.graph_steps
-            loads += loop.adapters.slots.loads
-    assert preempted and cached and captured
-    assert loads > 3 * seeds, "more adapters were meant to be asked for than there are slots"
-
-
-@pytest.mark.parametrize("chain", [2, 8])
-def test_they_run_in_chains(chain, raced, guarded_steps):
-    seeds = range(600, 603 if raced else 608)
-    with guarded_steps.rest():
-        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
-    assert chained > 2 * len(seeds)
-
-
-@pytest.mark.parametrize("depth", [1, 4, None])
-def test_they_run_on_threads(depth):
-    for seed in range(700, 703):
-        device = CpuDevice(threads=1)
-        play(seed, device, depth)
-        device.close()
-
-
-def test_a_step_with_adapters_reads_nothing_on_the_host(guarded_steps):
-    for seed in (800, 801):
-        play(seed, SimDevice(seed), 4)
-
-
 def disturbed(mutation):
     """Whether one of some seeds gives other tokens, or trips over a lease that is broken."""
     with mutation:
         for seed in range(900, 912):
             try:
-                play(seed, SimDevice(seed), 4)
+                ADAPTED.play(seed, SimDevice(seed), 4)
             except AssertionError:
                 return True
     return False

@@ -1,80 +1,22 @@
-"""Rows with penalties, biases, allowed ids and bad words get the tokens of a direct computation, whatever happens.
-
-All requests ask, more than there are slots for: they wait, are preempted, find prefixes, run in chains, on graphs.
-"""
+"""Rows with penalties, biases, allowed ids and bad words, more than there are slots for: who waits for a slot."""
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
+from direct import Varied, direct_run
+from harness import VOCAB, Job, check_at_rest, sizes
 from mutation.tools import replaced
-from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
+from oracles import ASKING
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CpuDevice, Device
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.slots import Slots
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
-
-
-def asking_jobs(seed, max_len):
-    """The script of a seed, with requests that nearly all ask."""
-    rng, jobs = random.Random(seed), script(seed, max_len)
-    for job in jobs:
-        params = SamplingParams(**rng.choice(SETTINGS), **rng.choice((*ASKS, {})), max_tokens=None)
-        words = bad_words(rng, params) if params.bad_words else ()
-        job.request = job.request._replace(params=params, bad_words=words)
-    return jobs
-
-
-def play(seed: int, device: Device, depth: int | None, chain: int | None = None) -> Loop:
-    shape, jobs = sizes(seed), asking_jobs(seed, 48)
-    graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = kernels_for(seed)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
-    return run_directly(loop, jobs)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
-    preempted = cached = captured = 0
-    # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 4 if raced else 16
-    with guarded_steps.rest():
-        for seed in range(100, 100 + seeds):
-            loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
-            preempted += loop.planner.preemptions
-            cached += loop.counters.prefix_hits
-            captured += loop.counters.graph_steps
-    assert preempted and cached and captured
-
-
-@pytest.mark.parametrize("chain", [2, 8])
-def test_rows_that_ask_run_in_chains(chain, raced, guarded_steps):
-    seeds = range(200, 203 if raced else 208)
-    with guarded_steps.rest():
-        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
-    assert chained > 2.5 * len(seeds)
-
-
-@pytest.mark.parametrize("depth", [1, 4, None])
-def test_rows_that_ask_on_threads_get_the_direct_tokens(depth):
-    for seed in range(300, 303):
-        device = CpuDevice(threads=1)
-        play(seed, device, depth)
-        device.close()
-
-
-def test_a_step_with_rows_that_ask_reads_nothing_on_the_host(guarded_steps):
-    for seed in (400, 401):
-        play(seed, SimDevice(seed), 4)
 
 
 def loop_of(rows: int, slots: int) -> Loop:
@@ -152,7 +94,7 @@ def test_a_slot_that_is_given_away_before_its_last_step_has_run_is_noticed(early
     with replaced(Slots, "retire", retire), guarded_steps.rest():
         for seed in range(100, 104):
             try:
-                play(seed, SimDevice(seed, "lazy"), 4)
+                ASKING.play(seed, SimDevice(seed, "lazy"), 4)
             except AssertionError as error:
                 noticed += "slots of it are free" in str(error)
     assert bool(noticed) == (early is not None)

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -62,7 +63,7 @@ def test_slow_prompts_go_on():
 
 
 @pytest.mark.parametrize("most_ns", [0, 100 * MS])
-def test_it_begins_with_few_and_learns_from_the_first_chunk(most_ns):
+def test_a_bound_begins_with_few_tokens_and_learns_from_the_first_chunk(most_ns):
     beside, least = ChunkLimit(most_ns), LEAST_BOUNDED if most_ns else LEAST_CHUNK_TOKENS
     beside.learn(4, 0, MS)
     assert beside.tokens(4, 10**6) == least
@@ -70,7 +71,7 @@ def test_it_begins_with_few_and_learns_from_the_first_chunk(most_ns):
     assert beside.tokens(0, 0) == pytest.approx((0.97 * most_ns or UNNOTICED_NS) / MS * 20, rel=0.1)
 
 
-def test_it_follows_the_times():
+def test_a_bound_follows_the_times():
     beside = learnt(4 * MS, MS // 20)
     before = beside.tokens(ROWS, 0)
     for number in range(100):
@@ -149,7 +150,7 @@ def run(depth, token_ns=MS // 4, prompt=PROMPT, **bounds):
     return first - begin, beside, loop
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_decoding_rows_wait_no_longer_than_the_bound_while_a_long_prompt_comes(depth):
     """The rows take 5.5 ms, and some of the seed's."""
     bounded, chunks, _ = run(depth, bounds_stalls=True)
@@ -160,7 +161,7 @@ def test_decoding_rows_wait_no_longer_than_the_bound_while_a_long_prompt_comes(d
     assert sum(step.chunk_tokens for step in chunks) >= PROMPT
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_steps_keep_within_max_itl_and_none_is_counted(depth):
     _, chunks, loop = run(depth, max_itl_ns=120 * MS)
     late = [step for step in chunks if step.device_ns > 120 * MS]

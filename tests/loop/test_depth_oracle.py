@@ -1,77 +1,114 @@
-"""Any depth gives the tokens of a direct computation, whatever the adversary does with the streams."""
+"""Any depth gives the tokens of a direct computation, whatever the adversary does, for every oracle."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 
 import pytest
-from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, kernels_for, run, script, sizes
+from loops_under_guard import loops_under_no_race
+from oracles import MASKED, NATIVE, ORACLES, PLAIN, masked_drafts, plain_loop, play
 
-from gapless.device import CpuDevice
-from gapless.loop.loop import Loop
+from gapless.base.errors import DeviceError
+from gapless.base.records import Cause
+from gapless.kernels import plain
+from gapless.kernels.layout import HEADER_WORDS
+from gapless.step.packet import Packer
 from gapless.testing.sim import SimDevice
 
-SEEDS = 96
-BATCHES = 8
+DEPTHS = (1, 2, 4, 8)
+SEEDS, RACED = pytest.mark.seeds, pytest.mark.raced
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_depth_equals_the_direct_computation(batch, raced, guarded_steps):
-    preemptions = captured = 0
-    # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = SEEDS // 4 if raced else SEEDS
-    # One batch under no_sync, as of the simulator's seeds.
-    with guarded_steps.rest() if batch else nullcontext():
-        for seed in range(batch, seeds, BATCHES):
-            for depth in (1, 2, 4, 8):
-                loop = _one(seed, depth)
-                preemptions += loop.planner.preemptions
-                captured += loop.counters.graph_steps
-    assert preemptions, "the pools were meant to be too small"
-    assert captured > seeds * 4 // BATCHES, "half of the seeds were meant to replay graphs"
+def cases():
+    """Every oracle at every depth: in `make test` its few seeds at depths 1 and 4, and at 4 once more under no_race."""
+    for name, oracle in ORACLES.items():
+        for depth in DEPTHS:
+            first = oracle.sharp and depth in (1, 4)
+            yield pytest.param(name, depth, "few", marks=() if first else SEEDS)
+            yield pytest.param(name, depth, "others", marks=SEEDS)
+            yield pytest.param(name, depth, "raced", marks=() if first and depth == 4 else RACED)
 
 
-@pytest.mark.parametrize("chain", [2, 4, 8])
-def test_every_chain_equals_the_direct_computation(chain, raced):
-    preemptions = captured = chained = 0
-    seeds = 12 if raced else 24
-    for seed in range(chain, chain + seeds):
-        loop = _one(seed, 1 + seed % 3, chain)
-        preemptions += loop.planner.preemptions
-        captured += loop.counters.graph_steps
-        chained += loop.counters.chained_steps
-    assert preemptions and captured > seeds and chained > 2 * seeds
+@pytest.mark.parametrize(("name", "depth", "way"), [*cases()])
+def test_tokens_equal_the_direct_computation(name, depth, way, guarded_steps):
+    oracle = ORACLES[name]
+    if way == "raced":
+        with guarded_steps.rest(), loops_under_no_race():
+            play(oracle, oracle.few, depth)
+        return
+    seeds = oracle.few if way == "few" else [seed for seed in oracle.seeds if seed not in oracle.few]
+    # What the host asks of the device does not depend on the seed.
+    counts = play(oracle, seeds, depth, guarded=guarded_steps)
+    assert all(counts[count] for count in oracle.reaches) and oracle.holds(counts), counts
 
 
-def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
-    shape = sizes(seed)
-    jobs = script(seed, shape.max_len)
-    device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
-    graphs = captures_at_once(shape) if seed // BATCHES % 2 else {}
-    loop = checksum_loop(
-        device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
-        kernels=kernels_for(seed), **graphs
-    )  # fmt: skip
-    run(loop, jobs)
-    for job in jobs:
-        job.check(f"seed {seed}, depth {depth}, request {job.request.key}")
-    check_at_rest(loop)
-    device.close()
-    return loop
+def chains():
+    for name, oracle in ORACLES.items():
+        for chain, depth in oracle.chains:
+            first = chain == 8 and name in ("plain", "masks", "erring masked drafts")
+            yield pytest.param(name, chain, depth, marks=() if first else SEEDS)
 
 
-@pytest.mark.parametrize(("depth", "chain"), [(1, 1), (2, 1), (4, 1), (8, 1), (None, None), (1, 4), (None, 8)])
-def test_threads_equal_the_direct_computation(depth, chain):
-    captured = 0
-    for seed in range(5):
-        shape = sizes(seed)
-        jobs = script(seed, shape.max_len)
-        device = CpuDevice(threads=1)
-        # The null rows that fill a bucket are looked at on the simulator: here a replay has no Python behind it.
-        loop = checksum_loop(device, shape, depth, chain=chain, **({} if seed % 2 else captures_at_once(shape)))
-        run(loop, jobs)
-        assert [job.tokens for job in jobs if job.flag != -1] == [job.expected() for job in jobs if job.flag != -1]
-        check_at_rest(loop)
-        captured += loop.counters.graph_steps
-        device.close()
-    assert captured > 50 or not device.captures
+@pytest.mark.parametrize(("name", "chain", "depth"), [*chains()])
+def test_chains_equal_the_direct_computation(name, chain, depth, guarded_steps):
+    seeds = ORACLES[name].seeds[:8]
+    with guarded_steps.rest():
+        counts = play(ORACLES[name], seeds, depth, chain=chain)
+    assert counts["chained"] > len(seeds), counts
+
+
+def threads():
+    for name, oracle in ORACLES.items():
+        for depth, chain in oracle.threads:
+            yield pytest.param(name, depth, chain, marks=() if depth == 4 else SEEDS)
+
+
+@pytest.mark.parametrize(("name", "depth", "chain"), [*threads()])
+def test_threads_equal_the_direct_computation(name, depth, chain, guarded_steps):
+    with guarded_steps.rest():
+        play(ORACLES[name], ORACLES[name].few[:4], depth, threads=True, chain=chain)
+
+
+@pytest.mark.parametrize(
+    "mood", ["lazy", *(pytest.param(m, marks=SEEDS) for m in ("eager", "starve", "bursts", "single"))]
+)
+@pytest.mark.parametrize("oracle", [MASKED, masked_drafts(0.3)], ids=["plain", "drafts"])
+def test_masks_come_as_late_as_the_adversary_likes(oracle, mood, guarded_steps):
+    with guarded_steps.rest():
+        counts = play(oracle, range(400, 404), 4, mood=mood)
+    assert counts["written"] and (counts["held"] or mood != "lazy"), counts
+
+
+def test_a_step_whose_rows_are_all_held_is_idle_time_of_grammar(guarded_steps):
+    with guarded_steps.rest():
+        timelines = [MASKED.play(seed, SimDevice(seed, "lazy"), 4).account() for seed in range(400, 402)]
+    assert sum(timeline.idle[Cause.GRAMMAR] for timeline in timelines)
+    for timeline in timelines:
+        assert timeline.busy + sum(timeline.idle.values()) == timeline.covered - timeline.start
+
+
+@pytest.mark.parametrize("polls", [True, False])
+@pytest.mark.parametrize(
+    ("depth", "chain"), [(4, 8), *(pytest.param(*how, marks=SEEDS) for how in ((1, None), (None, None)))]
+)
+@pytest.mark.parametrize("oracle", [NATIVE, masked_drafts(0.3, natives=True)], ids=["plain", "drafts"])
+def test_threads_that_make_masks_give_the_direct_tokens(oracle, depth, chain, polls, guarded_steps):
+    """Some matchers are native, beside others; threads look for tokens, or are rung."""
+    with guarded_steps.rest():
+        counts = play(oracle, range(300, 304), depth, threads=True, chain=chain, polls=polls)
+    assert counts["written"] > 5, counts
+
+
+@pytest.mark.unguarded
+def test_a_bucket_filled_up_with_a_row_that_runs_is_noticed(monkeypatch):
+    write = Packer.write
+
+    def no_null_rows(packer, plan, shape, requests, words, *rest):
+        write(packer, plan, shape, requests, words, *rest)
+        if not shape.chunks:
+            rows = words[HEADER_WORDS : HEADER_WORDS + shape.rows]
+            rows[len(plan.decode) :] = rows[0]
+
+    monkeypatch.setattr(Packer, "write", no_null_rows)
+    with pytest.raises(DeviceError, match="two tokens in one slot"):
+        play(PLAIN._replace(loop=partial(plain_loop, kernels=plain.KERNELS)), range(8, 16), 4)

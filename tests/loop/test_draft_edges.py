@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import VOCAB, Job, check_at_rest, checksum_loop, run
 from oracle_drafter import Oracle
+from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -41,7 +42,7 @@ def play(loop: Loop, *jobs: Job) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
 def test_a_run_of_drafts_ends_where_its_row_ends(depth):
     prompt, accepted = [3, 1, 4], 0
     answer = continue_prompt(prompt, 14, VOCAB)
@@ -53,7 +54,7 @@ def test_a_run_of_drafts_ends_where_its_row_ends(depth):
     assert accepted > 60, "ends that no run of drafts reached prove nothing"
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 @pytest.mark.parametrize("page_size", [2, 4, 8])
 def test_a_run_of_drafts_crosses_page_edges_and_ends_at_the_context(depth, page_size):
     for length in range(1, 10):
@@ -61,7 +62,7 @@ def test_a_run_of_drafts_crosses_page_edges_and_ends_at_the_context(depth, page_
         assert loop.launcher.gate.counts.accepted.sum() > 10
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
 def test_rows_leave_and_are_preempted_with_drafts_in_flight(depth):
     preempted = 0
     for turn in range(1, 10):

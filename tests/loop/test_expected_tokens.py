@@ -37,7 +37,7 @@ def test_without_texts_a_token_is_expected_where_it_is_the_only_one():
     assert expected_next(mask_of([6]), None) == 6 and expected_next(mask_of([0, 1]), None) is None
 
 
-def test_what_is_expected_is_what_texts_say_for_any_mask():
+def test_expected_tokens_are_those_of_the_texts_for_any_mask():
     rng = random.Random(0)
     for _ in range(500):
         tokens = sorted(rng.sample(range(len(TEXTS)), rng.randrange(1, 5)))

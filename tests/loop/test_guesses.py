@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from automaton import Automaton, NativeAutomaton, allowed_after
+from direct import Varied, answers_to, run_directly
 from harness import VOCAB, sizes
 from scripted_drafter import MOST, Scripted
 from test_mask_oracle import asking
-from test_sampling_oracle import Varied, answers_to, run_directly
 
 from gapless.device import CpuDevice, Ring
 from gapless.kernels.layout import MAIL_DRAFTED, MAIL_DRAFTS, MAIL_TOKENS

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from automaton import Automaton, NativeAutomaton
+from direct import Varied, direct_run
 from harness import VOCAB, check_at_rest, sizes
 from test_mask_oracle import Loose, asking
-from test_sampling_oracle import Varied, direct_run
 
 from gapless.base.errors import RequestError
 from gapless.device import CpuDevice, Ring

@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from direct import Varied, direct_logits, sampling_jobs
 from harness import VOCAB, Job, check_at_rest, run, script, sizes
-from test_sampling_oracle import Varied, direct_logits, sampling_jobs
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Chunk, Flag, Request, StepPlan
@@ -54,9 +54,9 @@ class Kept:
         loop.turn = keeping
 
 
-def asking_jobs(seed):
+def scored_jobs(seed):
     """The script of a seed, for some seeds with sampling settings; two in three ask for something."""
-    rng, jobs = random.Random(seed + 77), script(seed, 48) if seed % 4 else sampling_jobs(seed, 48)
+    rng, jobs = random.Random(seed + 77), script(seed, 48) if seed % 4 else sampling_jobs(seed)
     for job in jobs:
         asks = {"logprobs": rng.choice((None, 0, 3, 20)), "prompt_logprobs": rng.choice((None, None, 0, 1, 5))}
         job.request = job.request._replace(params=job.request.params.replace(**asks))
@@ -93,7 +93,7 @@ def check_lines(job, lines):
 def test_every_position_has_its_log_probability_once_at_any_depth(seed):
     reference = None
     for depth in DEPTHS:
-        jobs = asking_jobs(seed)
+        jobs = scored_jobs(seed)
         device = SimDevice(seed + depth, maps_host=seed % 2 == 0)
         loop = build_loop(device, Everywhere(VOCAB, 48), sizes(seed), depth, prefix_caching=seed % 4 != 3)
         kept = Kept(loop)
@@ -120,7 +120,7 @@ def narrow(job, lines):
 
 
 def test_scores_on_threads_are_those_of_the_simulator():
-    jobs, device = asking_jobs(3), CpuDevice(threads=1)
+    jobs, device = scored_jobs(3), CpuDevice(threads=1)
     loop = build_loop(device, Everywhere(VOCAB, 48), sizes(3), None)
     kept = Kept(loop)
     run(loop, jobs)
@@ -131,7 +131,7 @@ def test_scores_on_threads_are_those_of_the_simulator():
 
 def test_tokens_do_not_depend_on_who_asks():
     for depth in (1, 4):
-        plain, asking = sampling_jobs(0, 48), asking_jobs(0)
+        plain, asking = sampling_jobs(0), scored_jobs(0)
         for jobs in (plain, asking):
             run(build_loop(SimDevice(depth), Everywhere(VOCAB, 48), sizes(0), depth), jobs)
         assert [job.tokens for job in plain if job.flag != -1] == [job.tokens for job in asking if job.flag != -1]

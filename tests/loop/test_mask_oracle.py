@@ -1,132 +1,21 @@
-"""Rows whose matchers decide get the tokens of a direct computation, however late their masks are; so do the others.
-
-The simulator's adversary moves the attendant as it moves streams, so masks come as late as it likes.
-"""
+"""Matchers that fail, and the threads that run matchers: what becomes of their requests, and of no others."""
 
 from __future__ import annotations
-
-import gc
-import random
-import threading
 
 import numpy as np
 import pytest
 from automaton import ASKED, Automaton, NativeAutomaton
-from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
-from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
+from direct import Varied, direct_run
+from harness import VOCAB, Job, check_at_rest, sizes
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Cause, Request
-from gapless.device import CpuDevice, Device, build
+from gapless.base.records import Request
+from gapless.device import CpuDevice
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
-from gapless.loop.loop import Loop
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
-
-BESIDE = [*[{}] * 4, *(asks for asks in ASKS if "allowed_token_ids" not in asks)]
-"""What else is asked: allowed ids might leave no token."""
-
-
-def masked_jobs(seed: int, max_len: int, natives: bool, first: int = 0) -> list[Job]:
-    """The script of a seed, in which about half the requests have a matcher, whose seeds begin with `first`."""
-    rng, jobs = random.Random(seed), script(seed, max_len)
-    for job in jobs:
-        masked = rng.random() < 0.6
-        asks = {"structured_outputs": ASKED} if masked else {}
-        params = SamplingParams(**rng.choice(SETTINGS), **rng.choice(BESIDE), **asks, max_tokens=None)
-        words = bad_words(rng, params) if params.bad_words else ()
-        kind = NativeAutomaton if natives and rng.random() < 0.6 else Automaton
-        matcher = kind(first + rng.randrange(1000), VOCAB) if masked else None
-        job.request = job.request._replace(params=params, bad_words=words, matcher=matcher)
-    return jobs
-
-
-def play(seed: int, device: Device, depth: int | None, chain: int | None = None, polls: bool | None = None) -> Loop:
-    shape, jobs = sizes(seed), masked_jobs(seed, 48, natives=polls is not None)
-    graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = kernels_for(seed)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
-    if polls is not None and loop.masks is not None:
-        loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
-    return run_directly(loop, jobs)
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_masked_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
-    preempted = cached = captured = held = 0
-    # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 4 if raced else 16
-    with guarded_steps.rest():
-        for seed in range(100, 100 + seeds):
-            loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
-            preempted += loop.planner.preemptions
-            cached += loop.counters.prefix_hits
-            captured += loop.counters.graph_steps
-            held += loop.counters.held_rows
-    assert preempted and cached and captured and (held or seeds < 16)
-
-
-@pytest.mark.parametrize("mood", ["lazy", "eager", "starve", "bursts", "single"])
-def test_masks_come_as_late_as_the_adversary_likes(mood, guarded_steps):
-    with guarded_steps.rest():
-        loops = [play(seed, SimDevice(seed, mood), 4) for seed in range(400, 404)]
-    held, written = (sum(numbers) for numbers in zip(*map(counts, loops), strict=True))
-    assert written and (held > written or mood != "lazy")
-    timelines = [loop.account() for loop in loops]
-    assert mood != "lazy" or sum(timeline.idle[Cause.GRAMMAR] for timeline in timelines), (
-        "a step in which all rows are held is idle time of grammar"
-    )
-    for timeline in timelines:
-        assert timeline.busy + sum(timeline.idle.values()) == timeline.covered - timeline.start
-
-
-def counts(loop: Loop) -> tuple[int, int]:
-    assert loop.masks is not None
-    return loop.counters.held_rows, loop.masks.written
-
-
-@pytest.mark.parametrize("chain", [2, 8])
-def test_masked_rows_run_in_chains(chain, raced, guarded_steps):
-    seeds = range(200, 203 if raced else 208)
-    with guarded_steps.rest():
-        chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
-    assert chained > 2.5 * len(seeds)
-
-
-@pytest.mark.parametrize("depth", [1, 4, None])
-def test_masked_rows_on_threads_get_the_tokens_of_a_direct_computation(depth):
-    for seed in range(300, 306):
-        device = CpuDevice(threads=1)
-        play(seed, device, depth)
-        device.close()
-    assert not [thread for thread in threading.enumerate() if "attendant" in thread.name]
-
-
-def test_a_step_with_masked_rows_reads_nothing_on_the_host(guarded_steps):
-    for seed in (500, 501):
-        play(seed, SimDevice(seed), 4)
-
-
-@pytest.mark.parametrize("polls", [True, False])
-@pytest.mark.parametrize(("depth", "chain"), [(1, None), (None, None), (4, 8)])
-def test_native_matchers_give_the_tokens_of_a_direct_computation(depth, chain, polls, guarded_steps):
-    """Some of them, beside others; with threads that look for tokens, and with threads that are rung."""
-    assert mask_threads.load() is not None, build.outcomes[mask_threads.MASKS_EXTENSION].reason
-    written = preempted = 0
-    for seed in range(300, 306):
-        device = CpuDevice(threads=1)
-        with guarded_steps.rest():
-            loop = play(seed, device, depth, chain, polls)
-        assert loop.masks is not None
-        written += loop.masks.threads.written
-        preempted += loop.planner.preemptions
-        device.close()
-        del loop
-        gc.collect()
-        assert not NativeAutomaton.owned, "every matcher is freed, and once"
-    assert written > 50 and preempted
 
 
 class Loose(NativeAutomaton):

@@ -25,6 +25,8 @@ from gapless.tiers.frames import PeerError
 from gapless.tiers.peer import PeerWorker, open_peer_tier
 from gapless.tiers.seam import Found, Namespace, TierSetup, key_of
 
+pytestmark = pytest.mark.no_race
+
 NAMESPACE = Namespace.of({"model": "checksum"})
 OTHER = Namespace.of({"model": "another"})
 
@@ -44,7 +46,7 @@ class Side:
         self.tier = open_peer_tier(setup, PeerPlan(listens, peers, key), transfers.adopt, back_off=0.02)
         self.worker = PeerWorker("peer", self.tier, self.loop.bell.ring)
         self.worker.start()
-        self.below = transfers.host.attach([self.worker], transfers.slot)
+        self.below = transfers.host.attach([self.worker], transfers.slot, 10**10)
         (self.counts,) = self.below.counts
         self.keys = 0
         self.closed = False
@@ -64,9 +66,9 @@ class Side:
         return seconds
 
     def settle(self):
-        until = time.monotonic() + 10
+        late = time.monotonic() + 60
         while self.below.jobs or self.loop.transfers.busy:
-            assert time.monotonic() < until, "jobs do not end"
+            assert time.monotonic() < late, "jobs do not end"
             if self.loop.has_work():
                 self.loop.turn()
             time.sleep(0)
@@ -114,15 +116,14 @@ def pair(side, tmp_path):
     return side(listen=path), side(peer=path)
 
 
-def all_but_one(prefiller, name, seconds, then=lambda: None):
-    """Give all pages of a prompt but one, as if that one took these seconds to be computed, under this name."""
+def all_but_one(prefiller, name, ready=None):
+    """Give all pages of a prompt but one, as if that one were computed until `ready`, under this name."""
     prefiller.prefill(prompts()[0], "R")
     shelf = prefiller.tier.shelf
     shelf.drop([[*prefiller.pages()][8]])
     shelf.begin(name)
-    timer = threading.Timer(seconds, lambda: (then(), shelf.end(name)))
-    timer.daemon = True
-    timer.start()
+    if ready is not None:
+        threading.Thread(target=lambda: (until(ready), shelf.end(name)), daemon=True).start()
 
 
 def turned(side, done):
@@ -131,7 +132,7 @@ def turned(side, done):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_path):
+def test_the_decoder_computes_missing_pages_and_no_more(depth, side, tmp_path):
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path, depth=depth), side(peer=path, depth=depth)
     for number, prompt in enumerate(prompts(6)):
@@ -146,16 +147,9 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
 
 def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(side, tmp_path):
     prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock", copies=20)
-    loaded = []
-    all_but_one(
-        prefiller,
-        "S",
-        0.3,
-        lambda: loaded.append((decoder.counts.loaded, decoder.loop.transfers.host.counts.loaded)),
-    )
-    assert decoder.ask(prompts()[0], claim="S") > 0.2
-    counts = decoder.counts
-    assert loaded == [(8, 8)], "they are on the device too"
+    counts, host = decoder.counts, decoder.loop.transfers.host.counts
+    all_but_one(prefiller, "S", lambda: counts.loaded == host.loaded == 8)  # they are on the device too
+    decoder.ask(prompts()[0], claim="S")
     assert (counts.loaded, counts.hits, counts.missed) == (8, 8, 1)
 
 
@@ -172,15 +166,17 @@ def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
     assert host.counts.stored <= 3 * 2, "what was computed: the prefiller's host tier has the rest"
 
 
-def test_what_comes_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_path, monkeypatch):
+def test_a_page_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.peer.LOOKUP_SECONDS", 60.0)  # how often it looks otherwise
     prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock")
     prefiller.prefill(prompts()[0], "R")
-    assert decoder.ask(prompts()[0], claim="R") < 5, "an answer was seen before it was late, after seven seconds"
+    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**12)  # an answer is seen before it is late
+    decoder.ask(prompts()[0], claim="R")
     assert decoder.counts.loaded == 9
 
 
-def test_what_a_peer_has_lent_is_unmapped_when_it_has_gone_whenever_garbage_is_collected(pair, monkeypatch):
+@pytest.mark.unguarded
+def test_lent_memory_is_unmapped_when_its_peer_has_gone(pair, monkeypatch):
     monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
     prefiller, decoder = pair
     gc.disable()
@@ -203,16 +199,16 @@ def mappings_of_pages():
 def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeypatch):
     monkeypatch.setattr(Room, "fits_alone", lambda *_: False)
     prefiller, decoder = pair
-    all_but_one(prefiller, "S", 0.2)
+    all_but_one(prefiller, "S", lambda: decoder.counts.loaded == 8)
     decoder.ask(prompts()[0], claim="S")
     assert decoder.counts.loaded == 8 and not decoder.counts.lent
 
 
-def test_what_is_lent_goes_back_in_time_and_is_computed(pair, monkeypatch):
+def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 0)
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
-    all_but_one(prefiller, "S", 5)
+    all_but_one(prefiller, "S")
     decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
     until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
@@ -221,13 +217,13 @@ def test_what_is_lent_goes_back_in_time_and_is_computed(pair, monkeypatch):
     until(lambda: turned(decoder, lambda: not decoder.loop.has_work()))
 
 
-def test_a_request_that_is_gone_gives_back_what_it_was_lent(pair, monkeypatch):
+def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 10**15)
     monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 10**6)
     monkeypatch.setattr("gapless.tiers.giving.LONGEST_LEASE_SECONDS", 10**6)
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
-    all_but_one(prefiller, "S", 5)
+    all_but_one(prefiller, "S")
     for key in (8, 9):  # the second one waits for what the first has borrowed
         decoder.loop.submit(ask(key, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
@@ -241,7 +237,7 @@ def test_a_request_that_is_gone_gives_back_what_it_was_lent(pair, monkeypatch):
 def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 200_000_000)
     prefiller, decoder = pair
-    all_but_one(prefiller, "S", 5)
+    all_but_one(prefiller, "S")
     host = decoder.loop.transfers.host
     host.running = 10**6  # as if rows might take every page
     decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
@@ -266,7 +262,7 @@ def test_of_several_that_wait_those_borrow_that_fit_together(side, tmp_path):
     assert 9 <= decoder.counts.lent < decoder.counts.loaded, "what comes for one is not to make room for another"
 
 
-def test_what_changes_while_it_is_lent_is_computed(side, tmp_path):
+def test_a_page_is_computed_when_it_changes_while_it_is_lent(side, tmp_path):
     prefiller = side(listen=tmp_path / "right.sock")
     prefiller.prefill(prompts()[0], "R")
     peer = WrongPeer(tmp_path / "wrong.sock", NAMESPACE, prefiller.pages())
@@ -280,6 +276,7 @@ def test_what_changes_while_it_is_lent_is_computed(side, tmp_path):
     memory.close()
 
 
+@pytest.mark.unguarded
 def test_places_that_serve_other_pages_while_the_device_reads_them_are_noticed_and_computed(pair, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 0.05)  # and the decoder renews later
     prefiller, decoder = pair
@@ -346,7 +343,8 @@ def test_without_a_name_the_decoder_finds_what_is_there(pair):
     prefiller.settle()
     decoder.ask(prompts()[0])
     assert decoder.counts.loaded >= 9
-    assert decoder.ask(prompts()[1]) < 0.5 and decoder.counts.loaded < 12
+    decoder.ask(prompts()[1])
+    assert decoder.counts.loaded < 12
 
 
 @pytest.mark.parametrize("first", ["prefiller", "decoder"])
@@ -363,18 +361,21 @@ def test_both_sides_may_have_the_request_at_once(first, pair):
 
     thread = threading.Thread(target=prefills if first == "prefiller" else lambda: late(prefills))
     thread.start()
-    seconds = decoder.ask(prompt, claim="R")
+    decoder.ask(prompt, claim="R")
     thread.join()
     assert decoder.counts.loaded >= 9 and not decoder.counts.late
-    assert first == "prefiller" or 0.09 < seconds < 0.9
 
 
-def test_a_request_that_was_aborted_or_never_came_is_waited_for_no_longer(pair):
+def test_a_request_that_was_aborted_or_never_came_is_waited_for_no_longer(pair, monkeypatch):
     prefiller, decoder = pair
+    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**12)
+    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 10**3)
     prefiller.ask(prompts()[0], offer="R", aborts_after=0)
-    assert decoder.ask(prompts()[1], claim="R") < 0.5, "it has ended"
-    seconds = decoder.ask(prompts()[2], claim="never")
-    assert 0.9 < seconds < 2.5 and decoder.ask(prompts()[3], claim="never") < 0.5, "that it did not come is remembered"
+    decoder.ask(prompts()[1], claim="R")  # it has ended, else this would take a quarter of an hour
+    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 0.5)
+    assert decoder.ask(prompts()[2], claim="never") > 0.4
+    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 10**3)
+    decoder.ask(prompts()[3], claim="never")  # that it did not come is remembered
     assert not decoder.counts.loaded and not decoder.counts.late
 
 
@@ -382,8 +383,8 @@ def test_a_request_that_hangs_at_the_prefiller_is_computed_at_the_deadline(pair,
     monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 300_000_000)
     prefiller, decoder = pair
     prefiller.tier.shelf.begin("R")
-    seconds = decoder.ask(prompts()[0], claim="R")
-    assert 0.2 < seconds < 1 and not decoder.counts.loaded
+    assert decoder.ask(prompts()[0], claim="R") > 0.2
+    assert not decoder.counts.loaded
 
 
 def test_requests_that_name_nobody_pass_those_that_wait(pair):
@@ -394,20 +395,20 @@ def test_requests_that_name_nobody_pass_those_that_wait(pair):
     for job in (waits, passes):
         decoder.loop.submit(job.request)
     tokens = {1: 0, 2: 0}
-    until = time.monotonic() + 5
+    late = time.monotonic() + 60
     while tokens[2] < 6:
-        assert time.monotonic() < until
+        assert time.monotonic() < late
         for step in decoder.loop.turn().tokens:
             for key in step.keys.tolist():
                 tokens[key] += 1
     assert tokens == {1: 0, 2: 6}
     prefiller.tier.shelf.end("R")
     while decoder.loop.has_work():
-        assert time.monotonic() < until
+        assert time.monotonic() < late
         decoder.loop.turn()
 
 
-def test_what_the_shelf_has_given_up_is_given_again_with_the_next_request(side, tmp_path):
+def test_a_page_is_given_again_when_the_shelf_has_given_it_up(side, tmp_path):
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path, copies=40), side(peer=path)
     prompt = prompts()[0]
@@ -428,7 +429,7 @@ def test_what_the_shelf_has_given_up_is_given_again_with_the_next_request(side, 
         assert decoder.counts.loaded >= before + 9
 
 
-def test_what_is_kept_for_peers_has_a_bound(side, tmp_path):
+def test_memory_kept_for_peers_has_a_bound(side, tmp_path):
     prefiller = side(listen=tmp_path / "p.sock", shelf=12 * SLOT)
     for number, prompt in enumerate(prompts(8)):
         prefiller.prefill(prompt, f"R{number}")
@@ -444,9 +445,7 @@ def test_news_that_come_while_the_loop_goes_to_rest_are_taken_in_the_next_turn(p
     loop = prefiller.loop
     assert not loop.has_work()
     prefiller.worker.ask(prefiller.below.ask([]).open.popitem()[0], [], 0.1)  # as the thread may, at any moment
-    until = time.monotonic() + 5
-    while not prefiller.worker.has_news:
-        assert time.monotonic() < until
+    until(lambda: prefiller.worker.has_news)
     assert not loop.rest() and loop.has_work()
 
 
@@ -492,7 +491,7 @@ def test_a_peer_with_another_key_or_model_gives_nothing(wrong, side, tmp_path):
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path), side(peer=path, **wrong)
     prefiller.prefill(prompts()[0], "R")
-    assert decoder.ask(prompts()[0], claim="R") < 1
+    decoder.ask(prompts()[0], claim="R")
     assert not decoder.counts.hits and decoder.tier.links[f"unix:{path}"].error
 
 
@@ -541,10 +540,8 @@ def test_a_decoder_that_dies_leaves_the_prefiller_as_it_was(pair, side, tmp_path
     used = prefiller.tier.shelf.used
     decoder.close()
     prefiller.prefill(prompts()[1], "S")
-    until = time.monotonic() + 2
-    while prefiller.tier.server.connections and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not prefiller.tier.server.connections and prefiller.tier.shelf.used == 2 * used
+    until(lambda: not prefiller.tier.server.connections)
+    assert prefiller.tier.shelf.used == 2 * used
     another = side(peer=tmp_path / "p.sock")
     another.ask(prompts()[1], claim="S")
     assert another.counts.loaded >= 9

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from direct import Varied, run_directly
 from harness import VOCAB, kernels_for, sizes
 from oracle_drafter import numbers_at_random
-from test_mask_oracle import masked_jobs
-from test_sampling_oracle import Varied, run_directly
+from oracles import masked_jobs
 
 from gapless.loop.build import build_loop
 from gapless.step.graphs import COMMON_LANES
@@ -41,9 +41,8 @@ def run_masked(seed: int, buckets: Iterable[int] | None = None):
     speculation = Speculation(DRAFTS, PromptLookup(DRAFTS, 1, 3), shape.rows)
     device, kernels = SimDevice(seed), kernels_for(seed)
     loop = build_loop(device, Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets, kernels=kernels)
-    with numbers_at_random(seed, speculation):
-        run_directly(loop, masked_jobs(seed, 48, natives=False))
-    return loop
+    numbers_at_random(seed, loop, speculation)
+    return run_directly(loop, masked_jobs(seed))
 
 
 def facts(key: ProgramKey) -> tuple[object, ...] | None:

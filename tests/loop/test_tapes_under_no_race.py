@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import loops_under_guard
 import pytest
 import torch
 from loops_under_guard import loops_under_no_race
-from tapes_under_no_race import ReportingTape, tapes_report
-from test_adjust_oracle import play
+from oracles import ASKING
+from tapes_under_no_race import ReportingTape, reports
 
+from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.device import CpuDevice
 from gapless.device.record import Call, Place, Tape, TapeGraph
@@ -48,11 +47,11 @@ def test_a_tape_reports_what_the_mode_sees(seed, accesses, guarded_steps, monkey
     runs, reported = [], []
     report = ReportingTape.report
     monkeypatch.setattr(ReportingTape, "report", lambda *args: (reported.append(args), report(*args)))
-    for reports in (False, True):
-        monkeypatch.setattr(loops_under_guard, "tapes_report", tapes_report if reports else nullcontext)
+    for itself in (False, True):
+        monkeypatch.setattr(loops_under_guard, "reports", reports if itself else lambda part: None)
         with guarded_steps.rest(), loops_under_no_race():
-            loop = play(seed, SimDevice(seed), 4)
-        assert loop.counters.graph_steps and bool(reported) == reports
+            loop = ASKING.play(seed, SimDevice(seed), 4)
+        assert loop.counters.graph_steps and bool(reported) == itself
         runs.append(by_appearance(accesses))
         accesses.clear()
     assert runs[0] == runs[1] and len(runs[0]) > 400
@@ -66,7 +65,7 @@ def test_a_race_beside_a_reporting_tape_is_found(kind, orders):
         device.close()
         pytest.skip("no native streams")
     table, rows = torch.zeros(8, 4), torch.tensor([2, 5])
-    with no_race("record") as checker, tapes_report():
+    with no_race("record") as checker, observe.listening(reports):
         checker.register("table", table, "rows")
         graph = device.capture("step", lambda: table.index_add_(0, rows, torch.ones(2, 4)))
         device.drain()
@@ -84,7 +83,7 @@ def test_a_race_beside_a_reporting_tape_is_found(kind, orders):
 def test_a_tape_that_makes_tensors_of_registered_memory_is_refused():
     device, table = SimDevice(1), torch.zeros(8)
     same = Call(torch.ops.aten.alias.default, (table,), (), Place(0), ())
-    with no_race() as checker, tapes_report():
+    with no_race() as checker, observe.listening(reports):
         checker.register("table", table)
         TapeGraph("step", Tape("step", (same,), 1, (), ())).launch(device.compute)
         with pytest.raises(DeviceError, match=r"alias.* gives watched memory"):

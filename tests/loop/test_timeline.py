@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
+from sharpest import sharpest
 from torch_internals import take_back
 
 from gapless.base.params import SamplingParams
@@ -236,7 +237,7 @@ def test_a_device_that_begins_late_is_a_launch():
 # Everything adds up.
 
 
-@pytest.mark.parametrize("depth", [1, 2, 8])
+@pytest.mark.parametrize("depth", sharpest([2, 1, 8]))
 def test_busy_and_idle_are_all_the_time_there_was(depth):
     for seed in range(3):
         device = SimDevice(seed, maps_host=seed % 2 == 0)
@@ -294,23 +295,25 @@ def sleepy():
     take_back(model.library)
 
 
-@pytest.mark.parametrize(("depth", "captured"), [(1, False), (2, True), (8, False), (8, True)])
+@pytest.mark.parametrize(("depth", "captured"), sharpest([(8, True), (1, False), (2, True), (8, False)]))
 def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     device, model = CpuDevice(threads=1), sleepy
     loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
     capture_all(loop)
     finish(loop, request(0, new=4))
     model.ns, pauses = 0, 3
+    before = time.monotonic_ns()
     loop.log.forget()
     begin = time.monotonic_ns()
     for key in range(pauses):
         finish(loop, request(key + 1))
         time.sleep(0.05)
+    last = time.monotonic_ns()
     timeline = loop.account()
-    wall = time.monotonic_ns() - begin
+    wall = time.monotonic_ns() - before
     total = timeline.busy + sum(idle(timeline).values())
-    assert total == timeline.covered - timeline.start
-    assert abs(total - wall) < 0.01 * wall
+    assert total == timeline.covered - timeline.start <= wall
+    assert before <= timeline.start <= begin and timeline.covered >= last
     assert loop.counters.graph_steps == (3 * 19 if captured and device.captures else 0)
     assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
     assert timeline.busy + timeline.idle["no_work"] <= wall

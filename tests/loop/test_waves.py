@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from sharpest import sharpest
 from waves import MS, Machine, mixed, plain, play
 
 from gapless.loop.chunk_limit import ChunkLimit
@@ -20,7 +21,7 @@ LOADS = {"wave": (plain(32), 32), "plain": (plain(192), 32), "mixed": (mixed(192
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", sharpest(MACHINES, keep=2))
 def test_the_default_costs_at_most_5_percent_of_the_tokens_and_itl_falls(machine, load):
     whole, bounded = play(MACHINES[machine], *LOADS[load]), play(MACHINES[machine], *LOADS[load], ChunkLimit())
     assert bounded.tokens_s >= 0.95 * whole.tokens_s

@@ -82,7 +82,7 @@ def test_one_that_was_just_loaded_waits_for_its_requests_unless_they_have_left(w
     assert world.load() == "c"
 
 
-def test_where_all_are_in_use_one_takes_no_more_rows_until_the_other_has_its_slot(world):
+def test_an_adapter_takes_no_more_rows_when_all_slots_are_in_use_and_another_waits(world):
     for name in "ab":
         world.lends(name), world.load(), world.take(name)
     assert not world.lends("c") and world.load() is None

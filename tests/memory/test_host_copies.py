@@ -102,7 +102,7 @@ def test_a_page_that_comes_in_doubt_while_it_is_loaded_is_refused():
     assert world.pool.find(b"a") is None and world.tier.used() == 0
 
 
-def test_what_the_pool_hides_loses_its_copy():
+def test_a_page_that_the_pool_hides_loses_its_copy():
     world = World()
     world.store(b"a")
     page = world.pool.find(b"a")
@@ -181,7 +181,7 @@ def test_a_load_is_not_late_while_those_before_it_end():
     assert not world.tier.waits(second) and world.tier.counts.late == 1
 
 
-def test_what_no_request_waits_for_any_more_is_not_loaded():
+def test_a_page_is_not_loaded_when_no_request_waits_for_it():
     world = World()
     world.store(b"a", b"b")
     world.evict()

@@ -135,7 +135,7 @@ def test_an_answer_that_comes_too_late_is_no_answer():
     assert world.below.patience() is None
 
 
-def test_what_a_peer_has_by_now_is_loaded_while_the_rest_is_waited_for():
+def test_pages_of_a_peer_are_loaded_while_the_rest_is_waited_for():
     world = World()
     search = world.ask(b"a", b"b", b"c")
     world.lines[0].answers(key(b"a"), open=True)
@@ -194,7 +194,7 @@ def test_pages_that_wait_for_others_of_their_prompts_take_half_of_the_slots():
     assert third.early == 1, "the first waits no more"
 
 
-def test_what_a_peer_has_of_a_window_is_loaded_when_it_is_known_what_of_it_is_read():
+def test_window_pages_of_a_peer_are_loaded_when_the_read_range_is_known():
     world = World()
     world.pool.group = PageGroup(window=4)
     search = world.ask(b"a", b"b")
@@ -203,7 +203,7 @@ def test_what_a_peer_has_of_a_window_is_loaded_when_it_is_known_what_of_it_is_re
     assert not world.lines[0].loads and world.tier.waits(search)
 
 
-def test_what_comes_from_a_peer_takes_no_slot_of_the_prefix_before_it():
+def test_a_page_from_a_peer_takes_no_slot_of_the_prefix_before_it():
     world = World(slots=4)
     for digest in (b"p", b"x", b"y", b"z"):
         world.store(digest)
@@ -226,7 +226,7 @@ def test_an_open_answer_to_a_request_that_waits_no_more_loads_nothing():
     assert not world.lines[0].loads and not search.found and world.below.patience() is None
 
 
-def test_what_comes_from_below_is_a_copy_when_it_has_come():
+def test_a_page_from_below_is_a_copy_when_it_has_come():
     world = World()
     search = world.find(b"a", b"b")
     assert world.fetch(search, b"a", b"b") and not search.found, "what does not come is computed"
@@ -428,7 +428,7 @@ def test_counts_are_told_by_tier():
     assert totals["lower_used_bytes"] == (10, 0) and totals["lower_size_bytes"] == (100, 100)
 
 
-def test_what_a_tier_lacks_is_missed_and_what_it_loads_is_counted_until_it_ends():
+def test_a_missing_page_is_a_miss_and_a_load_is_counted_until_it_ends():
     world = World(Line(), Line())
     search = world.ask(b"a", b"b", b"c")
     world.lines[0].answers(key(b"a"))
@@ -485,7 +485,7 @@ class PeerLine(Line, PeerWorker):
 
 
 @pytest.mark.parametrize(("hits", "borrowed"), [((True,) * 4, 4), ((True, False, True, True), 0)])
-def test_what_a_peer_has_is_borrowed_at_once_unless_a_page_is_missing(hits, borrowed):
+def test_pages_of_a_peer_are_borrowed_at_once_unless_one_is_missing(hits, borrowed):
     """The planner loads what stands before a hole, and nothing behind it."""
     world = World(line := PeerLine())
     search = world.below.ask([(world.group, digest) for digest in (b"a", b"b", b"c", b"d")], KVTransfer(claim="R"))
@@ -497,7 +497,7 @@ def test_what_a_peer_has_is_borrowed_at_once_unless_a_page_is_missing(hits, borr
     assert search.again == bool(borrowed) == world.below.waits(search)
 
 
-def test_what_a_peer_has_of_a_window_is_left_to_the_planner_though_all_else_was_borrowed():
+def test_window_pages_of_a_peer_are_left_to_the_planner():
     """It has not been asked for, so a page that expires meanwhile must not make it forgotten."""
     world = World(line := PeerLine())
     world.pool.group = PageGroup(window=4)

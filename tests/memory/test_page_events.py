@@ -122,7 +122,7 @@ def test_prompts_of_their_own_tenants_and_groups_are_events_of_their_own():
     ]
 
 
-def test_what_was_queued_before_a_clear_is_dropped_with_it():
+def test_events_queued_before_a_clear_are_dropped_with_it():
     world = World()
     (pages,) = world.write(prompt(2))
     world.observe()

@@ -30,7 +30,7 @@ def test_a_row_that_may_be_held_counts_on_no_token_of_a_step_in_flight():
     assert (bounds.low[OTHER], bounds.high[OTHER]) == (13, 13)
 
 
-def test_such_a_row_has_not_ended_before_its_tokens_are_settled():
+def test_a_row_with_variable_advance_has_not_ended_before_its_tokens_are_settled():
     bounds = bounds_in_flight(6)
     assert bounds.ended() == [OTHER] and bounds.has_ended(OTHER) and not bounds.has_ended(HELD)
     assert bounds.high[HELD] == 14, "no step goes beyond its limit"

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from plan_harness import ONE, Drive, Job, random_run
+from sharpest import sharpest
 
 from gapless.base.errors import QueueFullError
 from gapless.base.records import PageGroup
@@ -15,7 +16,7 @@ from gapless.memory.pages import Pin
 from gapless.plan.planner import LOOK_BEHIND, MAX_SKIPS
 from gapless.plan.sequence import Sequence, State
 
-SEEDS = 240
+SEEDS = 48
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +25,31 @@ def runs():
 
 
 def test_random_scripts_keep_every_promise_and_end_at_rest(runs):
-    assert sum(drive.plans for drive in runs) > 10_000
+    assert sum(drive.plans for drive in runs) > 2_000
 
 
-@pytest.mark.parametrize("chain", [2, 4, 8])
+@pytest.mark.seeds
+def test_further_random_scripts_keep_every_promise_and_end_at_rest():
+    assert sum(random_run(seed).plans for seed in range(SEEDS, 5 * SEEDS)) > 8_000
+
+
+@pytest.mark.parametrize("chain", sharpest([4, 2, 8]))
 def test_chains_keep_every_promise(chain):
     runs = [random_run(seed, chain) for seed in range(60)]
     assert sum(drive.chained for drive in runs) > 40
     assert sum(drive.planner.preemptions for drive in runs) > 10
 
 
-@pytest.mark.parametrize("adds", [(0, 1), (0, 5), (1, 3)])
-@pytest.mark.parametrize("chain", [1, 4])
+@pytest.mark.parametrize("adds", sharpest([(0, 5), (0, 1), (1, 3)], whole=True))
+@pytest.mark.parametrize("chain", sharpest([4, 1]))
 def test_rows_that_are_held_and_rows_that_take_several_tokens_keep_every_promise(adds, chain):
     runs = [random_run(seed, chain, adds) for seed in range(40)]
     assert sum(drive.planner.preemptions for drive in runs) > 10
     assert sum(drive.held for drive in runs) > 100 or adds[0]
 
 
-@pytest.mark.parametrize("adds", [(0, 5), (1, 3)])
-@pytest.mark.parametrize("chain", [1, 4])
+@pytest.mark.parametrize("adds", sharpest([(0, 5), (1, 3)], whole=True))
+@pytest.mark.parametrize("chain", sharpest([4, 1]))
 def test_rows_that_get_pages_for_several_steps_keep_every_promise(adds, chain):
     runs = [random_run(seed, chain, adds, ONE if seed % 2 else WINDOWED[:2], ahead=8) for seed in range(40)]
     assert sum(drive.planner.preemptions for drive in runs) > 10
@@ -67,7 +73,7 @@ MIXED = ((*ONE, PageGroup("local", "window", 64)), (PageGroup("local", "window",
 WINDOWED = (PageGroup(), PageGroup("local", "window", 6), PageGroup("far", "window", 9))
 
 
-@pytest.mark.parametrize("groups", [ONE + ONE, WINDOWED[:2], WINDOWED, WINDOWED[1:]])
+@pytest.mark.parametrize("groups", sharpest([WINDOWED, ONE + ONE, WINDOWED[:2], WINDOWED[1:]], whole=True))
 def test_page_groups_keep_every_promise(groups):
     runs = [random_run(seed, 1 + seed % 3, (seed % 2, 1 + seed % 2), groups) for seed in range(40)]
     assert sum(drive.planner.preemptions for drive in runs) > 10
@@ -91,7 +97,7 @@ def test_a_chain_brings_no_more_pages_than_rows():
     assert len(plans) == 2 and len(plans[0].pages) == 2, "each row begins a page every second step"
 
 
-def test_who_waits_ends_chains():
+def test_a_waiting_request_ends_chains():
     drive = Drive(rows=1, max_len=64, pages=60, size=8, tokens=16)
     drive.add(job(0, 2, 40))
     drive.turn()
@@ -101,8 +107,8 @@ def test_who_waits_ends_chains():
 
 
 def test_random_scripts_reach_what_they_are_for(runs):
-    assert sum(drive.planner.preemptions for drive in runs) > 100
-    assert sum(sum(drive.cached.values()) for drive in runs) > 500
+    assert sum(drive.planner.preemptions for drive in runs) > 40
+    assert sum(sum(drive.cached.values()) for drive in runs) > 100
     states = set().union(*(drive.aborted_in for drive in runs))
     assert states == set(State) - {State.DONE}, "an abort in every state"
 
@@ -376,7 +382,7 @@ def test_page_writes_leave_the_token_budget_as_the_bound(rows, max_len):
 
 
 @pytest.mark.parametrize("groups", [ONE, *MIXED])
-def test_those_that_do_not_fit_are_looked_up_once(monkeypatch, groups):
+def test_requests_that_do_not_fit_are_looked_up_once(monkeypatch, groups):
     """With rows that take pages in every step, and requests waiting that share a long prefix."""
     drive = Drive(rows=40, max_len=4000, pages=1000, size=4, tokens=4000, depth=1, groups=groups)
     shared = [n % 7 for n in range(3000)]

@@ -67,7 +67,7 @@ def test_aborted_ones_are_let_go_of():
 
 
 @pytest.mark.parametrize("ask", [WaitingQueue.ready, WaitingQueue.unpark])
-def test_what_departed_ones_lease_is_asked_for_no_more(ask):
+def test_a_slot_leased_by_departed_requests_is_asked_for_no_more(ask):
     """An adapter may be gone when the last request for it has left."""
     queue, kept, gone = WaitingQueue(10, False), sequence(0), sequence(1)
     kept.leases, gone.leases = ("kept",), ("gone",)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from failures import FAILURES
+from held import HELD
 
 HERE = Path(__file__).parent
 
@@ -38,10 +39,10 @@ NOT_YET = {
 TEXT = """\
 # Failures of other engines
 
-85 failures and ten lifetime bugs that engines shipped once host and device overlapped. {covered} of them have a
-scenario here, which drives the real engine through the circumstances and compares with a direct computation; {waiting}
-wait for a part that this engine does not have. Numbers without a name are threads of vLLM.
-`python tests/regressions/not_yet.py --document` prints this page.
+85 failures and ten lifetime bugs that engines shipped once host and device overlapped. {covered} of them are covered:
+by a scenario, which drives the real engine through the circumstances and compares with a direct computation, or by a
+safeguard that the mutation check takes away. {waiting} wait for a part that this engine does not have. Numbers without
+a name are threads of vLLM. `python tests/regressions/not_yet.py --document` prints this page.
 
 | row | class | fault | seen in | guarded by |
 |---|---|---|---|---|
@@ -82,7 +83,7 @@ def table() -> str:
 def document() -> str:
     """The text of docs/reference/regressions.md."""
     covered = scenarios()
-    rows = {scenario.row for scenario in covered}
+    rows = {scenario.row for scenario in covered} | {*HELD}
     lines = [_line(row, [one for one in covered if one.row == row]) for row in FAILURES]
     return TEXT.format(covered=len(rows), waiting=len(NOT_YET), lines="\n".join(lines))
 
@@ -90,7 +91,8 @@ def document() -> str:
 def _line(row: str, ours: list[Scenario]) -> str:
     kind, seen, what = FAILURES[row]
     files = sorted({one.file for one in ours})
-    guard = ", ".join(f"[{name.removesuffix('.py')}](../../tests/regressions/{name})" for name in files)
+    links = [f"[{name.removesuffix('.py')}](../../tests/regressions/{name})" for name in files]
+    guard = ", ".join(links + [f"[{site}](../../tests/mutation/sites.py)" for site in HELD.get(row, ())])
     return f"| {row} | {kind} | {what} | {seen} | {guard or f'nothing yet: needs {NOT_YET[row]}'} |"
 
 

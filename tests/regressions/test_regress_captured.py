@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
+import pytest
 import torch
-from harness import Job, captures_at_once, checksum_loop, script, sizes
-from scenes import broken, play, request, tokens
+from harness import captures_at_once, checksum_loop, script, sizes
+from scenes import broken, play
 
-from gapless.loop.build import HostSizes, Sizes
-from gapless.memory.host import HostTier
 from gapless.step.executor import Executor
-from gapless.testing.sim import SimDevice, SimStream
+from gapless.testing.sim import SimDevice
 
-PLENTY = HostSizes(100 * 4096, 1)
+pytestmark = pytest.mark.unguarded
+
 SEEDS, MOODS = range(8), (None, "lazy", "starve")
 
 
@@ -27,55 +25,7 @@ def replayed(mood):
     assert steps > 100, "steps were meant to be replays"
 
 
-def test_row_053_no_replay_reads_pages_that_are_still_loaded():
-    """A captured step left out the wait for its loads where the whole prompt was cached. Here no step waits for a load:
-    a request is admitted once the host has seen its pages arrive, whatever then runs it."""
-    shape = Sizes(rows=3, max_len=48, pages=22, page_size=4, step_tokens=8, queue=32)
-
-    def scene():
-        replays = loaded = 0
-        for seed in SEEDS:
-            loop = checksum_loop(SimDevice(seed, "starve"), shape, 8, host=PLENTY, **captures_at_once(shape))
-            jobs = [
-                Job(request(key + 100 * turn, tokens(key, 21), 9), 7 * (turn * 5 + key), None)
-                for turn in range(4) for key in range(5)
-            ]  # fmt: skip
-            play(loop, jobs)
-            replays, loaded = replays + loop.counters.graph_steps, loaded + loop.transfers.host.counts.loaded
-        assert replays and loaded > 20
-
-    def at_once(host, most):
-        batch = begin(host, most)
-        if batch is not None:
-            arrive(host, batch, [move.copy.checksum for move in batch.moves])
-        return batch
-
-    scene()
-    begin, arrive = HostTier.next_load, HostTier.loaded
-    with patch.object(HostTier, "loaded", lambda *_: None), broken(HostTier, "next_load", at_once):
-        scene()
-
-
-def test_row_068_the_fence_of_a_replay_is_recorded_after_it():
-    """An event was recorded before the replay in front of it had run, and the device hung. Here replays and fences are
-    operations of one stream, in the order in which the host enqueued them."""
-
-    def scene():
-        for mood in MOODS:
-            replayed(mood)
-
-    def in_front(stream, timed=False):
-        fence = record(stream, timed)
-        if len(stream.queue) > 1 and stream.queue[-1].fence is fence:
-            stream.queue.insert(len(stream.queue) - 2, stream.queue.pop())
-        return fence
-
-    scene()
-    record = SimStream.record
-    with broken(SimStream, "record", in_front):
-        scene()
-
-
+@pytest.mark.seeds
 def test_row_076_a_captured_decode_step_reads_its_own_packet_alone():
     """Captured decode steps crashed at the third token, and only where the host ran ahead; no cause was found. Here a
     graph holds addresses of buffers on the device alone, and what differs from step to step is uploaded to them in

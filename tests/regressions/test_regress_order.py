@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import VOCAB, Job, LookingModel, checksum_loop, model_loop, script, sizes
-from scenes import broken, device_that_prefers, must_fail, play, request, tokens
+from scenes import broken, must_fail, play, request, tokens
 
 from gapless.kernels import plain
 from gapless.loop.build import Sizes
-from gapless.step.executor import Executor
 from gapless.testing.sim import SimDevice, SimStream
+
+pytestmark = pytest.mark.unguarded
 
 SEEDS = range(8)
 
 
-def test_row_058_the_host_reads_a_result_behind_its_copy():
-    """The host read results before the copy that brings them to the host had run. Here the outbox is read behind the
-    fence of the copy itself, and the step number in it says so."""
-
-    def scene():
-        for device in (device_that_prefers("compute"), device_that_prefers("token_out"), *map(SimDevice, SEEDS)):
-            shape = sizes(3)
-            play(checksum_loop(device, shape, 8), script(3, shape.max_len))
-
-    scene()
-
-    def behind_the_step(executor, outbox, start, end, ended):
-        download_lines(executor, outbox, start, end, ended)
-        return ended
-
-    download_lines = Executor.download_lines
-    with broken(Executor, "download_lines", behind_the_step):
-        scene()
-
-
+@pytest.mark.seeds
 def test_lifetime_L1_a_forward_reads_the_page_table_of_its_own_step():
     """The scheduler wrote page table rows while the running forward still read them. Here page table entries travel in
     the packet of the step that needs them, and a row is rewritten only when no step in flight has it."""
@@ -82,6 +65,7 @@ def _promise(loop, model):
     loop.launcher.launch = noted
 
 
+@pytest.mark.seeds
 def test_lifetime_L2_no_fence_depends_on_the_kind_of_device():
     """The barrier was there only where the device called itself CUDA, so another vendor's had none. Here no fence asks
     for the kind: under any name a device gets the same operations in the same order, and the same tokens."""

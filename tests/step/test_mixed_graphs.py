@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, SHAPE, dense_model, drive, engine
+from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -23,8 +24,8 @@ def model(tmp_path_factory):
     return dense_model(tmp_path_factory.mktemp("mixed"))
 
 
-@pytest.mark.parametrize("mixed, apart", [(graphs.ON_GPU, 4), (graphs.ALONE, 16)])
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("mixed, apart", sharpest([(graphs.ON_GPU, 4), (graphs.ALONE, 16)]))
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
     tokens = []
     for buckets in ((), None):
@@ -41,8 +42,8 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("mixed, apart", [(graphs.ON_GPU, 4), (graphs.ALONE, 16)])
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("mixed, apart", sharpest([(graphs.ON_GPU, 4), (graphs.ALONE, 16)]))
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_steps_after_which_a_prompt_goes_on_are_replays_with_the_same_tokens(model, depth, mixed, apart):
     tokens, shape = [], SHAPE._replace(step_tokens=16)
     for buckets in ((), None):
@@ -90,8 +91,8 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     device.close()
 
 
-@pytest.mark.parametrize("budget", [SHAPE.step_tokens, 16])
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("budget", sharpest([SHAPE.step_tokens, 16]))
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, budget, monkeypatch):
     """They are captured at start. A bucket gets its own at rest, or once it has been used often."""
     monkeypatch.setattr(graphs, "FILLED", 1 / 4)

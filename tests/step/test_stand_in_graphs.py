@@ -9,6 +9,7 @@ import torch
 from followers import Follower, compare_with, sender
 from grouped_model import GroupedModel
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
+from sharpest import sharpest
 
 from gapless.step import graphs
 from gapless.step.keys import CaptureOrder
@@ -103,7 +104,7 @@ def test_pages_of_two_groups_are_written(monkeypatch):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_a_follower_runs_them_too(model, depth, monkeypatch):
     """It captures what was wished for, drops what the leader drops, and holds what the leader holds."""
     monkeypatch.setattr(graphs, "FILLED", 1 / 8)

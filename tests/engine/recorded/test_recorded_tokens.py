@@ -20,11 +20,17 @@ from gapless.device import build
 BY_NAME = {wish.name: wish for wish in WISHES}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engines_have_no_race():
+    """Each test builds its own engines: those with the mark run under no_race."""
+
+
 @pytest.fixture(scope="module")
 def recorded():
     return json.loads(DEMO.read_text())
 
 
+@pytest.mark.no_race
 @pytest.mark.filterwarnings("default:.*near tie")
 @pytest.mark.parametrize(("arm",), sharpest([(arm,) for arm in demo_engines.ARMS]), ids=str)
 def test_the_demo_model_says_the_recorded_tokens(arm, recorded):

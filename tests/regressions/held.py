@@ -1,0 +1,46 @@
+"""Failures that a safeguard holds which the mutation check takes away: rows without a scenario of their own.
+
+Each was a scenario, and went when the simulator had noticed the same protection missing.
+"""
+
+HELD = {
+    "1": ("a packet slot waits for the copy that reads it",),
+    "2": ("a packet slot waits for the copy that reads it",),
+    "8": ("the host reads behind the step's last fence",),
+    "15": ("a line of an earlier generation is dropped",),
+    "18": ("a row has pages for all tokens of its next step",),
+    "19": ("rows wait for the owner's last step",),
+    "28": ("leaving the decode set notes the last step",),
+    "30": ("preemption acts at zero in flight only",),
+    "34": ("a step counts for as many tokens as it may give",),
+    "35": ("preemption acts at zero in flight only",),
+    "41": (
+        "KV of an adapter is found by that adapter alone",
+        "a slot is loaded when no step reads it",
+    ),
+    "43": ("a page from a peer is loaded where no step writes",),
+    "44": ("a page that is loaded is not given away",),
+    "45": ("a window keeps the pages that it reads",),
+    "46": ("the ledger holds what is retired until its fence",),
+    "47": ("a page is stored once its step was observed",),
+    "48": ("a page is loaded where no step reads or writes",),
+    "49": ("a page is stored once its step was observed",),
+    "51": ("a page is shared when its last KV is written",),
+    "52": ("a copy stays while a load reads it",),
+    "53": ("a page is shared once its load is acknowledged",),
+    "57": ("each step in flight has its own lines on the device",),
+    "58": ("the host reads behind the step's last fence",),
+    "59": ("each step has a fence of its own",),
+    "60": ("the host tier's transfers end at their fences",),
+    "68": ("the host reads behind the step's last fence",),
+    "71": ("a mask after drafts is of these drafts",),
+    "72": ("a row whose mask is late is held",),
+    "73": ("a draft without a mask is not verified",),
+    "81": ("an outbox slot waits until the host has read it",),
+    "82": ("rows wait for the owner's last step",),
+    "85": ("pages of other weights have other names",),
+    "L4": ("the ledger holds what is retired until its fence",),
+    "L6": ("a slot stays while a tier below fills it",),
+    "L7": ("a page is stored once its step was observed",),
+    "L9": ("a row that counts has the tokens of its prefix hit",),
+}
