@@ -56,7 +56,7 @@ EXTRA_LIBRARIES |= {"tiers/nixl.py": {"nixl"}, "tiers/redis_links.py": {"redis"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 64_000
+LINES = 64_300
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,

@@ -46,13 +46,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     path = pyfuncitem.path
     if path not in _outcomes:
         items = [item for item in pyfuncitem.session.items if item.path == path and is_interpreted(item)]
-        _outcomes[path] = _run([item.nodeid for item in items])
-    outcome, words = _outcomes[path].get(pyfuncitem.nodeid, ("failed", _outcomes[path][""][1]))
+        _outcomes[path] = _run([_id(item) for item in items])
+    outcome, words = _outcomes[path].get(_id(pyfuncitem), ("failed", _outcomes[path][""][1]))
     if outcome == "skipped":
         pytest.skip(words)
     if outcome == "failed":
         pytest.fail(words, pytrace=False)
     return True
+
+
+def _id(item: pytest.Item) -> str:
+    """The test's id without the group that xdist has put behind it."""
+    groups = [str(mark.args[0]) for mark in item.iter_markers("xdist_group")]
+    return item.nodeid.removesuffix(f"@{groups[0]}") if groups else item.nodeid
 
 
 def _run(tests: list[str]) -> Outcomes:
