@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.house
 PACKAGE = Path(__file__).resolve().parents[1] / "gapless"
 
 

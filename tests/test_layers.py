@@ -18,6 +18,7 @@ import house
 import pytest
 from house import PACKAGE, count_lines, function_sizes
 
+pytestmark = pytest.mark.house
 ROOT = Path(__file__).resolve().parent.parent
 
 CORE = {"base", "guard", "device", "kernels", "model", "tiers", "memory", "step", "plan", "loop"}

@@ -66,7 +66,7 @@ def words(page: Path) -> int:
     return len([word for word in MADE.sub("", page.read_text(encoding="utf-8")).split() if re.search(r"\w", word)])
 
 
-def test_manual_is_short():
+def test_the_manual_is_short():
     other = {"reference", "measurements", "notes"}
     pages = [page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in other]
     count = sum(map(words, pages))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-AT_MOST = 40
-"""Names that still break the rule: this only falls."""
+pytestmark = pytest.mark.house
 LEAST_WORDS = 4
 NO_THING = re.compile(r"test_(what|who|whose|so|those|it|they|how|where|that|such|its|also|and|but|nor)_")
 RIDDLE = re.compile(r"_(what_it|of_which|works|correctly|properly|successfully)(_|$)")
@@ -32,7 +31,7 @@ def wrong_names(path: Path) -> list[str]:
 
 def test_a_name_is_a_thing_and_what_that_does() -> None:
     wrong = [name for path in Path(__file__).parent.rglob("*.py") for name in wrong_names(path)]
-    assert len(wrong) <= AT_MOST, "\n".join(wrong)
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

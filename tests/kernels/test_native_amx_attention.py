@@ -58,7 +58,7 @@ def prefill(library):
 
 
 @pytest.mark.parametrize("heads", sharpest(HEADS, 4))
-def test_attention_equals_float64(prefill, heads):
+def test_attention_by_tiles_equals_float64(prefill, heads):
     """Whole prompts, chunks behind cached context, single queries."""
     check_prefill(prefill, paged(heads, LENGTHS, dtype=BF16), CHUNKS, queries(heads, sum(CHUNKS), dtype=BF16))
 

@@ -95,7 +95,7 @@ def test_an_error_in_the_launch_of_a_transfer_fails_that_transfer_alone(directio
         device.close()
 
 
-@pytest.mark.parametrize("bits", [1, 1 << 30])
+@pytest.mark.parametrize("bits", sharpest([1, 1 << 30]))
 def test_a_flipped_bit_is_computed_again(bits):
     device = SimDevice(1)
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
@@ -186,7 +186,7 @@ def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
     device.close()
 
 
-@pytest.mark.parametrize("depth", [1, 2, None])
+@pytest.mark.parametrize("depth", sharpest([2, 1, None]))
 def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkeypatch):
     device, calls = SimDevice(2, "eager"), []
     loop = checksum_loop(device, SHAPE, depth, host=HostSizes(100 * SLOT, 1))

@@ -84,7 +84,7 @@ def gated():
 
 
 @pytest.mark.parametrize("captured", [True, False])
-@pytest.mark.parametrize("depth", [1, 2, 3, 8])
+@pytest.mark.parametrize("depth", sharpest([3, 1, 2, 8], 2))
 def test_the_next_steps_are_packed_while_a_step_runs(depth, captured, gated, monkeypatch):
     """A step can end only once the host waits for it, so the order of the times does not depend on the machine."""
     device, model = CpuDevice(threads=1), gated
@@ -517,7 +517,7 @@ def test_kv_of_a_failed_row_is_shared_with_nobody():
     assert start_of(loop, request(4, [*prompt, 9], 1)) == 0, "in doubt since request 3 failed on it"
 
 
-@pytest.mark.parametrize("depth", [1, 2, 8])
+@pytest.mark.parametrize("depth", sharpest([2, 1, 8]))
 def test_a_failed_row_takes_those_that_read_its_pages_out_of_the_index_too(depth):
     """They may have read what is bad, and sampled nothing from it yet."""
     loop = build_loop(SimDevice(0, "lazy"), Poisoned(VOCAB, SHAPE.max_len), SHAPE, depth)
@@ -650,7 +650,7 @@ def test_without_the_index_nothing_is_shared_or_kept():
     assert loop.counters.prefix_hits == 0 and loop.pool.counts().cached == 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
 def test_equal_prompts_are_computed_once_at_any_depth(depth):
     shape = SHAPE._replace(rows=8, pages=90, step_tokens=64)
     loop, prompt = checksum_loop(SimDevice(15), shape, depth), list(range(30))

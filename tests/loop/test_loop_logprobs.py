@@ -11,6 +11,7 @@ import pytest
 import torch
 from direct import Varied, direct_logits, sampling_jobs
 from harness import VOCAB, Job, check_at_rest, run, script, sizes
+from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Chunk, Flag, Request, StepPlan
@@ -166,7 +167,7 @@ def preempting(depth, monkeypatch=None):
     return loop, old, young
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
 def test_a_prompt_that_is_preempted_half_way_is_scored_once(depth, monkeypatch):
     loop, old, young = preempting(depth)
     seen = []
@@ -238,7 +239,7 @@ class PoorPrompt(Everywhere):
         return torch.where(hidden < 0, torch.nan, super().logits(hidden))
 
 
-@pytest.mark.parametrize("depth", (1, 4))
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 @pytest.mark.parametrize("place", (0, 5, 12))
 def test_a_prompt_with_logits_that_are_not_finite_fails_and_says_nothing(depth, place):
     loop = build_loop(SimDevice(depth), PoorPrompt(), SHAPE, depth)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from dictionary_tier import DictionaryTier
 from harness import check_at_rest, checksum_loop, run
+from sharpest import sharpest
 from simulation.lower import LateLine
 from test_host_tier import SHAPE, SLOT, ask, prompts
 from tier_faults import flipped, spoil, swapped, truncated
@@ -101,7 +102,7 @@ SERVERS = BELOW[2:]
 
 
 @pytest.mark.parametrize("home, depth", [
-    (kind, depth) for kind in BELOW for depth in (1, 2, 4, 8)
+    pytest.param(kind, depth, marks=() if depth == 4 else pytest.mark.seeds) for kind in BELOW for depth in (1, 2, 4, 8)
     if depth == 4 or kind in ("disk", "dictionary", "fake Redis")
 ], indirect=["home"])  # fmt: skip
 def test_pages_come_from_below_when_device_and_host_have_given_them_up(home, depth, engine):
@@ -174,7 +175,7 @@ def test_a_page_changed_on_disk_is_computed_and_stored_again(fault, engine, tmp_
 
 
 @pytest.mark.parametrize("home", SERVERS, indirect=True)
-@pytest.mark.parametrize("fault", [flipped, swapped, truncated])
+@pytest.mark.parametrize("fault", sharpest([swapped, flipped, truncated]))
 def test_a_page_changed_in_other_software_is_computed_and_stored_again(home, fault, engine):
     if fault is truncated and home.kind.make is LMCacheTier:
         pytest.skip("LMCache has places of one size, so that no page is cut short")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from harness import check_at_rest, checksum_loop, run
 from peer_rig import KEY, WrongPeer, until
+from sharpest import sharpest
 from test_host_tier import SHAPE, SLOT, ask, prompts
 
 from gapless.base.peers import PeerAddress, PeerPlan
@@ -131,7 +132,7 @@ def turned(side, done):
     return done()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
 def test_the_decoder_computes_missing_pages_and_no_more(depth, side, tmp_path):
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path, depth=depth), side(peer=path, depth=depth)
@@ -326,7 +327,7 @@ def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
     assert decoder.counts.loaded >= 9 and not decoder.loop.transfers.host.counts.slower
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sharpest([1, 2]))
 def test_simulated_devices_give_each_other_pages_too(seed, side, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them
     path = tmp_path / "p.sock"
@@ -462,7 +463,7 @@ MOODS = {
 }
 
 
-@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
 @pytest.mark.parametrize("mood", MOODS)
 def test_whatever_a_peer_does_the_tokens_are_right(mood, depth, side, tmp_path):
     prefiller = side(listen=tmp_path / "p.sock")

@@ -7,6 +7,7 @@ import pytest
 from grouped_model import GroupedModel
 from harness import VOCAB, model_loop
 from oracle_drafter import Oracle
+from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepTokens
@@ -90,7 +91,7 @@ def test_the_next_request_on_a_row_gets_none_of_what_came_before():
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-@pytest.mark.parametrize(("depth", "chain"), [(1, 1), (2, 7), (4, 1), (None, None)])
+@pytest.mark.parametrize(("depth", "chain"), sharpest([(2, 7), (None, None), (1, 1), (4, 1)], 2))
 def test_full_pages_are_published_while_steps_repeat(depth, chain, drafts):
     device, size, length = CpuDevice(threads=1), 4, 800
     speculation = Speculation(drafts, Oracle(VOCAB, drafts, 0.0), 2) if drafts else None

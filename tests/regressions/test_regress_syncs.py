@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import VOCAB, checksum_loop, model_loop
 from scenes import ManyScores, broken, job, play, request, tokens
+from sharpest import sharpest
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -26,7 +27,7 @@ SHAPE = Sizes(4, 64, 65, 4, 8, 32)
 WORKER = """
 from gapless.engine import life, worker
 from gapless.testing.worker import build_fake
-life.GRACE_SECONDS = 0.1
+life.WATCHDOG_GRACE_SECONDS = 0.1
 worker.run(build_fake)
 """
 FAKE = ("gapless.testing.worker", "100", "3600")
@@ -143,7 +144,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("engine", [{}, {"prefix_caching": False}, {"by_priority": True}], ids=str)
+@pytest.mark.parametrize("engine", sharpest([{}, {"prefix_caching": False}, {"by_priority": True}]), ids=str)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_row_080_no_setting_takes_the_asynchrony_away(feature, engine):
     """A setting, a sampling parameter or an executor turned asynchronous scheduling off without a word. Here depth is

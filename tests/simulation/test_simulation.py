@@ -98,6 +98,7 @@ def test_a_seed_gives_the_same_run_again():
     assert first.turns == second.turns
 
 
+@pytest.mark.seeds
 def test_a_planted_fault_is_found_and_shrunk(monkeypatch):
     from gapless.memory.ledger import Ledger
 

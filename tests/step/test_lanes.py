@@ -90,7 +90,7 @@ def tokens_without_asks(kind):
 
 
 @pytest.mark.parametrize("asks", ASKS)
-@pytest.mark.parametrize("kind", ["sim", "mapped", "cpu"])
+@pytest.mark.parametrize("kind", sharpest(["sim", "mapped", "cpu"]))
 def test_all_steps_are_replays_whatever_one_row_asks_for(asks, kind):
     tokens, counters = tokens_of(8, ASKS[asks], kind, buckets=(1, 4, 8))
     plain, alone = tokens_without_asks(kind)
