@@ -21,7 +21,7 @@ SEEDS = 48
 
 @pytest.fixture(scope="module")
 def runs():
-    return [random_run(seed) for seed in range(SEEDS)]
+    return [random_run(seed) for seed in (*range(SEEDS - 1), 148)]  # 148 aborts a request that leaves its row
 
 
 def test_random_scripts_keep_every_promise_and_end_at_rest(runs):
@@ -30,7 +30,7 @@ def test_random_scripts_keep_every_promise_and_end_at_rest(runs):
 
 @pytest.mark.seeds
 def test_further_random_scripts_keep_every_promise_and_end_at_rest():
-    assert sum(random_run(seed).plans for seed in range(SEEDS, 5 * SEEDS)) > 8_000
+    assert sum(random_run(seed).plans for seed in range(SEEDS - 1, 5 * SEEDS)) > 8_000
 
 
 @pytest.mark.parametrize("chain", sharpest([4, 2, 8]))
