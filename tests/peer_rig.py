@@ -13,20 +13,8 @@ from tier_rig import SLOT, until
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
-from gapless.tiers.frames import (
-    ANSWERS,
-    ASK,
-    KEY_BYTES,
-    LEASE,
-    LENT,
-    PAGE_HEAD,
-    FrameKind,
-    FrameSocket,
-    PeerError,
-    admit,
-    greet,
-    keys_in,
-)
+from gapless.tiers import frames
+from gapless.tiers.frames import FrameKind, FrameSocket, PeerError, admit, greet, keys_in
 from gapless.tiers.peer import PeerTier, open_peer_tier
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.shelf import ShelfPage
@@ -197,11 +185,11 @@ class WrongPeer:
 
     def _answer(self, raw, peer, body):
         self.asked += 1
-        length, count = ASK.unpack_from(body)
-        keys = keys_in(body[ASK.size + length :], count)
+        length, count = frames.ASK.unpack_from(body)
+        keys = keys_in(body[frames.ASK.size + length :], count)
         found = [Found.HIT if key in self.pages else Found.MISS for key in keys]
-        answer = bytes([ANSWERS.index(one) for one in found])
-        moods = {"pending": bytes([2]) * count, "short answer": answer[:-1], "nonsense": bytes([9]) * count}
+        answer = bytes([frames.ANSWERS.index(one) for one in found])
+        moods = {"short answer": answer[:-1], "nonsense": bytes([9]) * count}
         if self.mood == "closes":
             raise PeerError("closed")
         if self.mood == "silent":
@@ -212,42 +200,32 @@ class WrongPeer:
         peer.send(FrameKind.ANSWER, moods.get(self.mood, answer))
 
     def _give(self, raw, peer, body):
-        body = body[LEASE.size :]
-        keys = keys_in(body, len(body) // KEY_BYTES)
+        body = body[frames.LEASE.size :]
+        keys = keys_in(body, len(body) // frames.KEY_BYTES)
         if self.lends:
             pages, start = [(key, *self.pages[key]) for key in keys], int(self.mood == "outside")
             body = b"".join(
-                [LENT.pack(key, checksum, len(data), start * (len(data) + 1)) for key, data, checksum in pages]
+                [frames.LENT.pack(key, checksum, len(data), start * (len(data) + 1)) for key, data, checksum in pages]
             )
             peer.send(FrameKind.LENT, {"torn": body[:-1], "more than asked": 2 * body}.get(self.mood, body))
             return
         for number, key in enumerate(keys):
             data, checksum = self.pages[key]
-            second = number == 1
-            if second and self.mood == "torn page":
-                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[: len(data) // 2])
-                raise PeerError("torn")
-            if second and self.mood == "dies":
+            head, mood = frames.PAGE_HEAD.pack(key, checksum, len(data)), self.mood if number == 1 else ""
+            if mood == "dies":
                 raise PeerError("dead")
-            if second and self.mood == "stuck":
-                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[:9])
-                self._closed.wait(60)
-                raise PeerError("stuck")
-            if second and self.mood == "long page":
-                data += bytes(8)
-            if second and self.mood == "short page":
-                data = data[:-8]
-            if second and self.mood == "gone":
-                peer.send(FrameKind.GONE)
+            if mood in ("torn page", "stuck"):
+                peer.send(FrameKind.PAGE, head, page=data[: len(data) // 2 if mood == "torn page" else 9])
+                if mood == "stuck":
+                    self._closed.wait(60)
+                raise PeerError(mood)
+            if mood in ("gone", "wrong frame"):
+                peer.send(*((FrameKind.GONE,) if mood == "gone" else (FrameKind.WELCOME, b"?")))
                 return
-            if second and self.mood == "wrong frame":
-                peer.send(FrameKind.WELCOME, b"?")
-                return
-            if second and self.mood == "another page":
+            data = {"long page": data + bytes(8), "short page": data[:-8]}.get(mood, data)
+            if mood == "another page":
                 key = next(other for other in self.pages if other != key)
                 data, checksum = self.pages[key]
             if self.mood == "flipped":
                 data = flipped(data)
-            if self.mood == "slow":
-                time.sleep(0.02)
-            peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data)
+            peer.send(FrameKind.PAGE, frames.PAGE_HEAD.pack(key, checksum, len(data)), page=data)

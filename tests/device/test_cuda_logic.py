@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -173,13 +173,19 @@ def test_a_fence_follows_its_stream(device: CudaDevice, fake: FakeCuda) -> None:
     assert fake.sleeps == 0, "a fence that is done costs no sleep"
 
 
-def test_a_long_wait_sleeps_on_the_event(device: CudaDevice, fake: FakeCuda) -> None:
-    device.compute.raw.idle.clear()
-    fence = device.compute.record()
-    waiter = threading.Thread(target=fence.wait)
+def asleep(fake: FakeCuda, wait: Callable[[], object]) -> threading.Thread:
+    """A thread that waits, once it sleeps on an event."""
+    waiter = threading.Thread(target=wait)
     waiter.start()
     while not fake.sleeps:
         assert waiter.is_alive()
+    return waiter
+
+
+def test_a_long_wait_sleeps_on_the_event(device: CudaDevice, fake: FakeCuda) -> None:
+    device.compute.raw.idle.clear()
+    fence = device.compute.record()
+    waiter = asleep(fake, fence.wait)
     device.compute.raw.idle.set()
     waiter.join(60)
     assert not waiter.is_alive() and fence.done() and fake.sleeps == 1
@@ -190,10 +196,7 @@ def test_a_bell_wakes_a_wait_and_the_event_is_waited_for_again(device: CudaDevic
     device.compute.raw.idle.clear()
     fence = device.compute.record()
     ended: list[bool] = []
-    waiter = threading.Thread(target=lambda: ended.append(fence.wait(device.bell)))
-    waiter.start()
-    while not fake.sleeps:
-        assert waiter.is_alive()
+    waiter = asleep(fake, lambda: ended.append(fence.wait(device.bell)))
     device.bell.ring()
     waiter.join(60)
     assert ended == [False] == [fence.wait(device.bell)] and not fence.done()
@@ -226,10 +229,7 @@ def test_fail_wakes_a_wait_on_a_hung_gpu(device: CudaDevice, fake: FakeCuda) -> 
         except DeviceError as error:
             caught.append(error)
 
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    while not fake.sleeps:
-        assert waiter.is_alive()
+    waiter = asleep(fake, wait)
     failure = TimeoutError("stalled")
     device.fail(failure)
     waiter.join(60)
@@ -284,10 +284,7 @@ def test_a_programs_error_shows_at_the_fence_and_an_interrupt_at_once(device: Cu
 
 def test_drain_waits_for_every_stream_and_the_default_one(device: CudaDevice, fake: FakeCuda) -> None:
     device.bulk_in.raw.idle.clear()
-    drainer = threading.Thread(target=device.drain)
-    drainer.start()
-    while not fake.sleeps:
-        assert drainer.is_alive()
+    drainer = asleep(fake, device.drain)
     assert fake.synchronized == 0
     device.bulk_in.raw.idle.set()
     drainer.join(60)

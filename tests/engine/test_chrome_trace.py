@@ -12,17 +12,7 @@ from sharpest import sharpest
 
 from gapless.device import CpuDevice
 from gapless.engine import trace
-from gapless.engine.trace import (
-    COMPUTE,
-    ENGINE,
-    REQUESTS,
-    Recording,
-    RequestRecord,
-    StepTable,
-    chrome_trace,
-    step_rows,
-    steps_of,
-)
+from gapless.engine.trace import Recording, RequestRecord, StepTable, chrome_trace, step_rows, steps_of
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 
@@ -80,7 +70,7 @@ def check(data: bytes):
     times = [event["ts"] for event in events if event["ph"] != "M"]
     assert times == sorted(times) and times[0] == 0
     for (pid, _), spans in slices.items():
-        check_lane(spans, nested=pid == REQUESTS)
+        check_lane(spans, nested=pid == trace.REQUESTS)
     for flow in flows.values():
         assert [event["ph"] for event in flow] == ["s", *["t"] * (len(flow) - 2), "f"]
         for event in flow:
@@ -163,7 +153,7 @@ def test_requests_are_drawn_in_all_their_states():
     assert len(flows) == 1
     of = defaultdict(list)
     for event in events:
-        if event["ph"] == "X" and event["pid"] == REQUESTS:
+        if event["ph"] == "X" and event["pid"] == trace.REQUESTS:
             of[event["tid"]].append(event["name"])
     assert of[2] == ["waits", "queue"]
     assert sorted(of[3]) == ["prefill", "prefill", "queue"]
@@ -180,7 +170,7 @@ def test_lanes_do_not_overlap_when_two_clocks_disagree_by_a_little():
     steps = [*record(SimDevice(1, maps_host=True), 2, seed=1).steps]
     early = [step._replace(device_start=step.device_start - 700) for step in steps]
     events, _ = check(chrome_trace(Recording(StepTable.of(early), [])))
-    starts = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (ENGINE, COMPUTE)]
+    starts = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (trace.ENGINE, trace.COMPUTE)]
     assert len(starts) == len(steps) and all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(starts))
 
 

@@ -14,13 +14,7 @@ from sharpest import sharpest
 from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
-from gapless.base.errors import (
-    CheckpointError,
-    ConfigError,
-    EngineDeadError,
-    EngineError,
-    StalledError,
-)
+from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.base.structured import StructuredOutputs
@@ -244,16 +238,25 @@ def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
     core.close()
 
 
-def test_the_memory_of_a_gpu_covers_the_tables_too():
-    total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32, layers=2)
-    model = SimpleNamespace(
-        page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of, dtype=torch.float16,
-        groups=lambda: (PageGroup(),), cache_layers=2,
+def model_of(token_bytes, vocab, shape, dtype):
+    """As much of a model as its memory takes; `shape`: its layers, and their middle and hidden sizes."""
+    layers, middle, hidden = shape
+    return SimpleNamespace(
+        page_bytes=lambda size: size * token_bytes, vocab_size=vocab, dtype=dtype, groups=lambda: (PageGroup(),),
+        config=SimpleNamespace(intermediate_size=middle, hidden_size=hidden, layers=layers), cache_layers=layers,
     )  # fmt: skip
+
+
+def tables_for(sizes):
+    return Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
+
+
+def test_the_memory_of_a_gpu_covers_the_tables_too():
+    total, model = 1 << 30, model_of(1024, 211, (2, 48, 32), torch.float16)
     device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
     long = SimpleNamespace(max_position_embeddings=100_000)
     sizes = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)
-    tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
+    tables = tables_for(sizes)
     spent = sum(table.nbytes for table in tables) + sizes.pages * model.page_bytes(sizes.page_size)
     assert 0.8 * total < spent <= 0.9 * total
     assert tables.history.nbytes > 0.09 * total, "large enough to matter"
@@ -262,24 +265,19 @@ def test_the_memory_of_a_gpu_covers_the_tables_too():
 def test_the_memory_of_a_gpu_covers_the_largest_sampled_batch():
     """80 GB, a 7B model, 256 rows over a vocabulary of 152k: logits, sampling and scores, eager and captured."""
     total, vocab, rows = 80_000_000_000, 151_936, 256
-    shape = SimpleNamespace(intermediate_size=18_944, hidden_size=3_584, layers=28)
-    model = SimpleNamespace(
-        page_bytes=lambda size: size * 57_344, vocab_size=vocab, config=shape, dtype=torch.bfloat16,
-        groups=lambda: (PageGroup(),), cache_layers=28,
-    )  # fmt: skip
+    model = model_of(57_344, vocab, (28, 18_944, 3_584), torch.bfloat16)
     weights = 15_200_000_000
     device = SimpleNamespace(kind="cuda", memory=lambda: (total - weights, total))
     long = SimpleNamespace(max_position_embeddings=32_768)
     sizes = choose_sizes(EngineConfig(), long, model, device)
     kv = sizes.pages * model.page_bytes(sizes.page_size)
-    tables = Tables.new(sizes.rows, sizes.max_len, -(-sizes.max_len // sizes.page_size), torch.device("meta"))
     slots = (sizes.slots + 1) * slot_bytes(vocab)
     assert 100 < sizes.slots < rows and 0.9 * SLOT_BYTES < slots <= 1.01 * SLOT_BYTES
-    left = 0.9 * total - weights - kv - sum(table.nbytes for table in tables) - slots
+    left = 0.9 * total - weights - kv - sum(table.nbytes for table in tables_for(sizes)) - slots
     buffer = rows * vocab * 2
     one_pool = buffer + rows * vocab * 4  # the model's own logits, and a float32 of each
     graphs = len(buckets_up_to(rows)) * GRAPH_BYTES
-    activations = sizes.step_tokens * shape.intermediate_size * 4 * 2
+    activations = sizes.step_tokens * model.config.intermediate_size * 4 * 2
     assert sizes.rows == rows and left >= buffer + 2 * one_pool + activations + graphs
     assert left < 0.08 * total, "and what is kept back is no more than a step needs"
     eager = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)

@@ -31,19 +31,16 @@ def test_a_cpu_computes_in_float32_if_that_is_clearly_faster(monkeypatch, model)
     monkeypatch.setattr(sizing, "announce", said.append)
     assert settled(monkeypatch, model, 2.0) == "float32"
     assert said == ["computing in float32, 2.0 x as fast here as bfloat16: --dtype bfloat16 keeps that"]
-    assert settled(monkeypatch, model, 1.2) == "auto"
 
 
-def test_a_dtype_that_the_user_named_is_kept(monkeypatch, model):
-    assert settled(monkeypatch, model, 2.0, config=replace(CONFIG, dtype="bfloat16")) == "bfloat16"
-
-
-def test_a_gpu_keeps_the_checkpoints_dtype(monkeypatch, model):
-    assert settled(monkeypatch, model, 2.0, kind="cuda") == "auto"
-
-
-def test_a_model_that_would_not_fit_keeps_its_dtype(monkeypatch, model):
-    assert settled(monkeypatch, model, 2.0, free=1 << 20) == "auto"
+@pytest.mark.parametrize(
+    "how",
+    [{"gain": 1.2}, {"kind": "cuda"}, {"free": 1 << 20}, {"config": replace(CONFIG, dtype="bfloat16")}],
+    ids=["not clearly faster", "a GPU", "would not fit", "named by the user"],
+)
+def test_another_dtype_than_float32_is_kept(monkeypatch, model, how):
+    config = how.get("config", CONFIG)
+    assert settled(monkeypatch, model, **{"gain": 2.0, **how}) == config.dtype
 
 
 def test_products_of_torch_are_measured_if_ours_are_not_built(monkeypatch):

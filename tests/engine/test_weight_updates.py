@@ -15,7 +15,7 @@ from seen_engine import SeenEngine, whole
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, RequestError
+from gapless.base.errors import RequestError
 from gapless.base.records import PageChange
 from gapless.engine import updates
 from gapless.engine.async_llm import AsyncLLM
@@ -183,17 +183,6 @@ async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(oth
             except Exception as error:
                 ended.append(type(error).__name__)
         assert ended.count("QueueFullError") == 1 and ended.count(wanted[1][:16]) == 2
-
-
-@pytest.mark.seeds
-async def test_an_update_under_way_ends_with_the_engine(other):
-    llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS))
-    await llm.start()
-    update = asyncio.create_task(llm.update_weights(str(other)))
-    await asyncio.sleep(0)
-    await llm.close()
-    with pytest.raises(EngineDeadError):
-        await update
 
 
 @pytest.mark.process

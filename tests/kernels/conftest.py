@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from implementations import implementation as implementation
+from implementations import new_memory_is_nan as new_memory_is_nan
 from interpreter import pytest_pyfunc_call as pytest_pyfunc_call
 from native_kernels import build_emulated
 

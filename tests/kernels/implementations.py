@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -64,6 +64,15 @@ def runs(
 @pytest.fixture
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return made(request.param)
+
+
+@pytest.fixture
+def new_memory_is_nan(implementation: Implementation) -> Iterator[None]:
+    """A place that a kernel ought to write and does not is seen."""
+    if implementation.name == "interpreter":
+        torch.set_deterministic_debug_mode("error")
+    yield
+    torch.set_deterministic_debug_mode("default")
 
 
 @functools.cache

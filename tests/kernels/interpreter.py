@@ -1,8 +1,5 @@
-"""Runs cases of kernels in Triton's interpreter: in a process of their own, since Triton reads the switch at import.
-
-One process a worker imports torch and Triton. The cases of a file run in a fork of it, all together; their tests here
-fail as they failed there.
-"""
+"""Runs cases of kernels in Triton's interpreter: those of a file in a fork of one process a worker, since Triton reads
+the switch at import; their tests here fail as they failed there."""
 
 from __future__ import annotations
 

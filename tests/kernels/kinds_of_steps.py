@@ -1,10 +1,5 @@
-"""Which kernels steps launch, on a machine without a GPU: prints those that `kinds` leaves to a first launch.
-
-Arguments: cases, and of each, between commas: query heads and KV heads of the model, tokens of a step, and what drafts,
-if anything: ngram, draft_model.
-Run by test_ahead_triton.py in a process of its own: our operators are registered for the CPU here, and nothing is
-compiled or runs.
-"""
+"""Prints the kernels that `kinds` leaves to a first launch, in a process in which nothing is compiled or runs. Cases:
+query heads, KV heads, tokens of a step, and what drafts, if anything (ngram, draft_model), between commas."""
 
 from __future__ import annotations
 

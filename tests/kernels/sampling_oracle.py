@@ -10,27 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
-from gapless.kernels.layout import (
-    CUT_ID,
-    CUT_VALUE,
-    DRAFTED,
-    KEEP_ID,
-    KEEP_VALUE,
-    LATE,
-    LENGTH,
-    MASKED,
-    MAX_LEN,
-    MIN_LEN,
-    MIN_P,
-    NO_TOKEN,
-    SEED_HIGH,
-    SEED_LOW,
-    STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    mask_words,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
 from gapless.kernels.seam import Kernels
@@ -65,25 +45,25 @@ def tables_of(settings: Sequence[Setting], device: str = "cpu", vocab: int = 0) 
     tables = Tables.new(len(settings), 64, 4, torch.device("cpu"), vocab)
     rows = torch.arange(len(settings), 0, -1, dtype=torch.int32)
     whole, reals = tables.params, tables.params.view(torch.float32)
-    tables.state[rows, CUT_VALUE], tables.state[rows, CUT_ID] = KEEP_VALUE, KEEP_ID
-    whole[rows, MAX_LEN] = 1 << 20
+    tables.state[rows, L.CUT_VALUE], tables.state[rows, L.CUT_ID] = L.KEEP_VALUE, L.KEEP_ID
+    whole[rows, L.MAX_LEN] = 1 << 20
     for table, column, field in (
-        (tables.state, LENGTH, "length"), (whole, MIN_LEN, "min_len"), (whole, TOP_K, "top_k"),
-        (reals, TEMPERATURE, "temperature"), (reals, TOP_P, "top_p"), (reals, MIN_P, "min_p"),
+        (tables.state, L.LENGTH, "length"), (whole, L.MIN_LEN, "min_len"), (whole, L.TOP_K, "top_k"),
+        (reals, L.TEMPERATURE, "temperature"), (reals, L.TOP_P, "top_p"), (reals, L.MIN_P, "min_p"),
     ):  # fmt: skip
         table[rows, column] = torch.tensor([getattr(asked, field) for asked in settings], dtype=table.dtype)
-    whole[rows, SEED_LOW : SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
-    lists = [[*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
-    whole[rows, STOP_IDS:] = torch.tensor(lists, dtype=torch.int32)
+    whole[rows, L.SEED_LOW : L.SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
+    lists = [[*asked.stop_ids, *[L.NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
+    whole[rows, L.STOP_IDS :] = torch.tensor(lists, dtype=torch.int32)
     for row, asked in zip(rows.tolist(), settings, strict=True):
-        whole[row, MASKED], tables.state[row, LATE] = bool(asked.out), asked.late
+        whole[row, L.MASKED], tables.state[row, L.LATE] = bool(asked.out), asked.late
         tables.masks[row, 0] = mask_without(asked.out, vocab)
     return rows.to(device), Tables(*(table.to(device) for table in tables))
 
 
 def mask_without(out: Sequence[int], vocab: int) -> Tensor:
     """int32 [words], bits set but for these tokens, those past the vocabulary too."""
-    words = np.full(mask_words(vocab), 0xFFFFFFFF, np.uint32)
+    words = np.full(L.mask_words(vocab), 0xFFFFFFFF, np.uint32)
     at = np.array(out, np.int64)
     np.bitwise_and.at(words, at // 32, ~np.left_shift(1, at % 32).astype(np.uint32))
     return torch.from_numpy(words.view(np.int32))
@@ -144,7 +124,7 @@ def kept_by(tables: Tables, row: int, logits: Tensor, asked: Setting) -> set[int
 def mask_by(tables: Tables, row: int, logits: Tensor, asked: Setting) -> Tensor:
     """The same as bool [vocab]."""
     state = tables.state[row].cpu()
-    value, last = state[CUT_VALUE : CUT_VALUE + 1].view(torch.float32), int(state[CUT_ID])
+    value, last = state[L.CUT_VALUE : L.CUT_VALUE + 1].view(torch.float32), int(state[L.CUT_ID])
     logits = allowed(logits.cpu(), asked)
     ids = torch.arange(len(logits))
     left = (logits > value) | ((logits == value) & (ids <= last))
@@ -238,10 +218,10 @@ def check_masks_of_places(kernels: Kernels, vocab: int, device: str) -> None:
     generator, places = torch.Generator().manual_seed(vocab), 3
     settings = [Setting(1.0, 5, 0.9), Setting(0.0), Setting(0.7, 0, 0.8)]
     rows, tables = tables_of(settings, device, vocab)
-    masks = torch.randint(-(2**31), 2**31, (4, places, mask_words(vocab)), dtype=torch.int32, generator=generator)
+    masks = torch.randint(-(2**31), 2**31, (4, places, L.mask_words(vocab)), dtype=torch.int32, generator=generator)
     masks[:, :, 0] |= 2
-    tables.params[1:3, MASKED] = 1
-    tables.state[:, DRAFTED] = tables.state[:, LENGTH] + places - 1
+    tables.params[1:3, L.MASKED] = 1
+    tables.state[:, L.DRAFTED] = tables.state[:, L.LENGTH] + places - 1
     logits = torch.randn(places * len(rows), vocab, generator=generator).to(device)
     index = torch.arange(len(logits), dtype=torch.int32, device=device)
     found = []
@@ -250,7 +230,7 @@ def check_masks_of_places(kernels: Kernels, vocab: int, device: str) -> None:
         if masked:
             own = own._replace(masks=masks.to(device))
         else:
-            own.params[:, MASKED] = 0
+            own.params[:, L.MASKED] = 0
             for sample, (place, row) in enumerate((p, row) for p in range(places) for row in rows.tolist()):
                 if row < 3:
                     given[sample, banned(masks[row, place][None], vocab)[0].to(device)] = -torch.inf
@@ -279,14 +259,14 @@ def check_bad_rows(kernels: Kernels, vocab: int, device: str) -> None:
         tokens, finite = kernels.sample(logits.to(device), rows, tables, None)
         assert finite.tolist() == [True, False, False, False, True, False, False, True]
         assert all(0 <= token < vocab for token in tokens.tolist())
-        assert torch.equal(tables.state[:, :CUT_VALUE], before[:, :CUT_VALUE])
+        assert torch.equal(tables.state[:, : L.CUT_VALUE], before[:, : L.CUT_VALUE])
         assert torch.equal(tables.state[0], before[0]) and torch.equal(tables.state[1], before[1])
         for i in (0, 4):
             assert int(tokens[i]) == drawn(logits[i], settings[i], vocab)
             if temperature:
                 assert kept_by(tables, int(rows[i]), logits[i], settings[i]) == kept(logits[i], settings[i])
             else:
-                assert tables.state[int(rows[i]), CUT_VALUE : CUT_ID + 1].tolist() == [KEEP_VALUE, KEEP_ID]
+                assert tables.state[int(rows[i]), L.CUT_VALUE : L.CUT_ID + 1].tolist() == [L.KEEP_VALUE, L.KEEP_ID]
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -15,18 +15,7 @@ from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    BANNED,
-    DRAFTED,
-    FREQUENCY,
-    IN_PROMPT,
-    LENGTH,
-    NO_TOKEN,
-    PRESENCE,
-    REPETITION,
-    STOP_IDS,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.step.wishes import wish_words
@@ -72,7 +61,7 @@ def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor
         x = left
     for *before, last in request.bad_words:
         if not before or output[-len(before) :] == before:
-            x[last] = min(x[last], BANNED)
+            x[last] = min(x[last], L.BANNED)
     return torch.from_numpy(x)
 
 
@@ -81,13 +70,13 @@ def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[
     tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
     slots = Adjustments.new(len(requests), vocab, torch.device("cpu"), PLACES)
     slots.adjusted.fill_(7.5)
-    tables.params[:, STOP_IDS:] = NO_TOKEN
+    tables.params[:, L.STOP_IDS :] = L.NO_TOKEN
     reals = tables.params.view(torch.float32)
     for row, request in enumerate(requests, 1):
         if request is None:
             continue
-        tables.params[row, ADJUST_SLOT] = slot = len(requests) + 1 - row
-        for column, name in ((REPETITION, "repetition"), (FREQUENCY, "frequency"), (PRESENCE, "presence")):
+        tables.params[row, L.ADJUST_SLOT] = slot = len(requests) + 1 - row
+        for column, name in ((L.REPETITION, "repetition"), (L.FREQUENCY, "frequency"), (L.PRESENCE, "presence")):
             reals[row, column] = getattr(request.params, f"{name}_penalty")
         words = wish_words(request)
         slots.wishes[slot, : len(words)] = torch.from_numpy(words)
@@ -109,7 +98,7 @@ def check_adjust(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str, 
         for row, (tokens, more) in enumerate(zip(known, drafts, strict=True), 1):
             whole = torch.tensor([*tokens, *more], dtype=torch.int32, device=device)
             tables.history[row, : len(whole)] = whole
-            tables.state[row, LENGTH], tables.state[row, DRAFTED] = len(tokens), len(whole)
+            tables.state[row, L.LENGTH], tables.state[row, L.DRAFTED] = len(tokens), len(whole)
         logits = (torch.randn(places, count + 1, vocab, generator=generator) * 4).to(dtype)
         rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)  # the last is the null row
         listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
@@ -133,7 +122,7 @@ def _check_counts(listed: list[int], requests: list[Request | None], known: list
         if request is not None and request.processors:
             prompt, output = tokens[: len(request.tokens)], tokens[len(request.tokens) :]
             expected = torch.tensor(output, dtype=torch.int64).bincount(minlength=counts.shape[1]).int()
-            expected[prompt] += IN_PROMPT
+            expected[prompt] += L.IN_PROMPT
             assert torch.equal(counts[sample + 1], expected)
 
 
@@ -164,7 +153,7 @@ def check_draws(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str) -
     used = {0: 2, 1: 4, 2: 1}  # sample -> slot
     for sample, slot in used.items():
         row = int(rows[sample])
-        tables.params[row, ADJUST_SLOT], slots.owners[slot], slots.adjusted[0, slot] = slot, row, own[sample]
+        tables.params[row, L.ADJUST_SLOT], slots.owners[slot], slots.adjusted[0, slot] = slot, row, own[sample]
     slots = Adjustments(*(one.to(device) for one in slots))
     mixed = torch.stack([own[i] if i in used else raw[i].to(dtype).float() for i in range(4)]).to(device)
     listed = torch.tensor([*used.values(), 1], dtype=torch.int32, device=device)
@@ -200,7 +189,7 @@ def test_torch_and_cpp_agree_to_the_bit() -> None:
     for kernels in (made(name).kernels for name in CPU):
         tables, slots = tables_of([request], 131, "cpu")
         tables.history[1, :60] = torch.arange(60) % 43
-        tables.state[1, LENGTH] = 60
+        tables.state[1, L.LENGTH] = 60
         one = torch.ones(1, dtype=torch.int32)
         kernels.adjust(logits, one - 1, one, tables, slots)
         found.append(slots.adjusted[0, 1])
@@ -219,7 +208,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     for kernels in (made(name).kernels for name in CPU):
         tables, slots = tables_of([request], 131, "cpu")
         tables.history[1, :50] = tokens[0]
-        tables.state[1, LENGTH] = 50
+        tables.state[1, L.LENGTH] = 50
         one = torch.ones(1, dtype=torch.int32)
         kernels.adjust(logits, one - 1, one, tables, slots)
         # A float32 penalty here, a double there.

@@ -22,15 +22,7 @@ QWEN = Heads(16, 8, 128)
 ON_GPU = [QWEN, Heads(32, 8, 128), Heads(28, 4, 128), Heads(8, 2, 64), Heads(4, 4, 80), Heads(6, 2, 96)]
 EARLY = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 INTERPRETED = ("interpreter",)
-
-
-@pytest.fixture(autouse=True)
-def new_memory_is_nan(implementation):
-    """A place that a kernel ought to write and does not is seen."""
-    if implementation.name == "interpreter":
-        torch.set_deterministic_debug_mode("error")
-    yield
-    torch.set_deterministic_debug_mode("default")
+pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
 
 
 def decode(heads, lengths, dtype=F32, page_size=16, **how):

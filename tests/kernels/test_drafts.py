@@ -8,31 +8,8 @@ import torch
 from implementations import CPU, runs
 from torch import Tensor
 
+from gapless.kernels import layout as L
 from gapless.kernels import plain
-from gapless.kernels.layout import (
-    ACTIVE,
-    COMPUTED,
-    CUT_ID,
-    CUT_VALUE,
-    DRAFTED,
-    DRAFTS,
-    HEADER_WORDS,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MAX_LEN,
-    MIN_LEN,
-    NO_TOKEN,
-    PARAM_COLUMNS,
-    REJECTED,
-    RIGHT,
-    SEED_LOW,
-    STATE_COLUMNS,
-    STOP_IDS,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-)
 from gapless.kernels.seam import Kernels, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts, Filters
@@ -47,14 +24,14 @@ def world(seed: int) -> Tables:
     """Rows at any length, some inert, with drafts or without, some of these past what a step takes."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    state = torch.zeros(ROWS + 1, STATE_COLUMNS, dtype=torch.int32)
-    params = torch.zeros(ROWS + 1, PARAM_COLUMNS, dtype=torch.int32)
-    params[:, STOP_IDS:] = NO_TOKEN
+    state = torch.zeros(ROWS + 1, L.STATE_COLUMNS, dtype=torch.int32)
+    params = torch.zeros(ROWS + 1, L.PARAM_COLUMNS, dtype=torch.int32)
+    params[:, L.STOP_IDS :] = L.NO_TOKEN
     for row in range(1, ROWS + 1):
         length = rng.choice((1, 2, rng.randrange(1, LONGEST - 8), LONGEST - 8))
-        state[row, ACTIVE], state[row, LENGTH], state[row, COMPUTED] = rng.random() < 0.8, length, length - 1
-        state[row, DRAFTED] = rng.choice((0, length, length + rng.randrange(6), length + 8))
-        params[row, DRAFTS], params[row, MAX_LEN] = rng.choice((0, 1, 3, 8)), rng.randrange(length + 1, LONGEST + 1)
+        state[row, L.ACTIVE], state[row, L.LENGTH], state[row, L.COMPUTED] = rng.random() < 0.8, length, length - 1
+        state[row, L.DRAFTED] = rng.choice((0, length, length + rng.randrange(6), length + 8))
+        params[row, L.DRAFTS], params[row, L.MAX_LEN] = rng.choice((0, 1, 3, 8)), rng.randrange(length + 1, LONGEST + 1)
     history = torch.randint(0, rng.choice((2, VOCAB)), (ROWS + 1, LONGEST), dtype=torch.int32)
     pages = torch.randint(1, 99, (ROWS + 1, -(-LONGEST // PAGE_SIZE)), dtype=torch.int32)
     return Tables(state, params, history, pages, pages[:, None, :0])
@@ -66,21 +43,21 @@ def copied(tables: Tables, device: str) -> Tables:
 
 def drafts_of(tables: Tables, row: int, places: int) -> int:
     """How many drafts a row runs, by definition."""
-    return max(0, min(int(tables.state[row, DRAFTED] - tables.state[row, LENGTH]), places - 1))
+    return max(0, min(int(tables.state[row, L.DRAFTED] - tables.state[row, L.LENGTH]), places - 1))
 
 
 def check_begin(kernels: Kernels, device: str, seed: int, places: int) -> None:
     made = world(seed)
     rows = [3, 1, 7, 9, 2, 0, 0]
-    words = torch.tensor([0] * HEADER_WORDS + rows, dtype=torch.int32, device=device)
+    words = torch.tensor([0] * L.HEADER_WORDS + rows, dtype=torch.int32, device=device)
     counts = Counts.of_decode(len(rows), 0, places)
     batch = kernels.begin_decode(words, counts, copied(made, device), PAGE_SIZE)
     found = list(zip(*(column.tolist() for column in batch), strict=True))
     assert len(found) == len(rows) * places
     for index, (row, token, position, slot, kv_len) in enumerate(found):
         place, own = index // len(rows), rows[index % len(rows)]
-        runs = bool(made.state[own, ACTIVE]) and place <= drafts_of(made, own, places)
-        at = int(made.state[own, COMPUTED]) + place
+        runs = bool(made.state[own, L.ACTIVE]) and place <= drafts_of(made, own, places)
+        at = int(made.state[own, L.COMPUTED]) + place
         assert row == own and 0 <= token < VOCAB
         if runs:
             where = int(made.pages[own, at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE
@@ -92,11 +69,11 @@ def check_begin(kernels: Kernels, device: str, seed: int, places: int) -> None:
 def check_begin_beside(kernels: Kernels, device: str, seed: int, places: int, decode: list[int]) -> None:
     """Every place of the rows that decode, then two prompts, the middle of one and a null row's; tokens of no row."""
     made, chunk, start, spare = world(seed), 5, 11, 4
-    made.state[chunk, ACTIVE], made.state[chunk, LENGTH], made.state[chunk, COMPUTED] = 1, start + 7, start
-    made.state[chunk, DRAFTED] = 0
+    made.state[chunk, L.ACTIVE], made.state[chunk, L.LENGTH], made.state[chunk, L.COMPUTED] = 1, start + 7, start
+    made.state[chunk, L.DRAFTED] = 0
     prompt = torch.randint(0, VOCAB, (7,)).tolist()
     rows, sizes = [*decode, chunk, 0], [1] * len(decode) + [7, 0]
-    tables, words = copied(made, device), [0] * HEADER_WORDS + rows + sizes + prompt + [-77] * spare
+    tables, words = copied(made, device), [0] * L.HEADER_WORDS + rows + sizes + prompt + [-77] * spare
     tokens = places * len(decode) + 7
     begun = begin(kernels, torch.tensor(words, dtype=torch.int32, device=device), len(decode), places, tables, tokens)
     found = list(zip(*(column.tolist()[:tokens] for column in (begun.ids, begun.positions, begun.slots)), strict=True))
@@ -104,8 +81,8 @@ def check_begin_beside(kernels: Kernels, device: str, seed: int, places: int, de
     made.history[chunk, start : start + 7] = torch.tensor(prompt, dtype=torch.int32)
     kv_lens = []
     for (own, place), (token, position, slot) in zip(owners, found, strict=True):
-        at = int(made.state[own, COMPUTED]) + place
-        runs = bool(made.state[own, ACTIVE]) and (own == chunk or place <= drafts_of(made, own, places))
+        at = int(made.state[own, L.COMPUTED]) + place
+        runs = bool(made.state[own, L.ACTIVE]) and (own == chunk or place <= drafts_of(made, own, places))
         where = int(made.pages[own, at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE if runs else 0
         assert slot == where and 0 <= token < VOCAB
         assert not runs or (token, position) == (int(made.history[own, at]), at)
@@ -141,7 +118,7 @@ def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: i
     tokens, finite = torch.zeros(places, len(rows), dtype=torch.int64), torch.rand(places, len(rows)) < 0.9
     for index, row in enumerate(rows):
         for place in range(places):
-            draft = int(made.history[row, min(int(made.state[row, LENGTH]) + place, LONGEST - 1)])
+            draft = int(made.history[row, min(int(made.state[row, L.LENGTH]) + place, LONGEST - 1)])
             tokens[place, index] = draft if rng.random() < 0.7 else rng.randrange(VOCAB)
     given = kernels.accept(
         tokens.flatten().to(device), finite.flatten().to(device),
@@ -150,13 +127,15 @@ def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: i
     for index, row in enumerate(rows):
         drafts, wanted = drafts_of(made, row, places), [int(tokens[0, index])]
         while len(wanted) <= drafts and finite[len(wanted), index]:
-            if int(made.history[row, int(made.state[row, LENGTH]) + len(wanted) - 1]) != wanted[-1]:
+            if int(made.history[row, int(made.state[row, L.LENGTH]) + len(wanted) - 1]) != wanted[-1]:
                 break
             wanted.append(int(tokens[len(wanted), index]))
-        wanted += [REJECTED] * (drafts + 1 - len(wanted))
+        wanted += [L.REJECTED] * (drafts + 1 - len(wanted))
         if places == 1 and width > 1 and drafts_of(made, row, 2):
-            wanted.append(RIGHT if int(made.history[row, int(made.state[row, LENGTH])]) == wanted[0] else REJECTED)
-        assert given[index].tolist() == wanted + [NO_TOKEN] * (width - len(wanted))
+            wanted.append(
+                L.RIGHT if int(made.history[row, int(made.state[row, L.LENGTH])]) == wanted[0] else L.REJECTED
+            )
+        assert given[index].tolist() == wanted + [L.NO_TOKEN] * (width - len(wanted))
 
 
 def check_ask(kernels: Kernels, device: str, seed: int, drafts: int) -> None:
@@ -164,10 +143,10 @@ def check_ask(kernels: Kernels, device: str, seed: int, drafts: int) -> None:
     rows, there = random.Random(seed).sample(range(1, ROWS + 1), 5), copied(made, device)
     kernels.ask(torch.tensor(rows, dtype=torch.int32, device=device), there, drafts)
     for row in rows:
-        length, most = int(made.state[row, LENGTH]), int(made.params[row, MAX_LEN]) - 1
-        allowed = max(0, min(int(made.params[row, DRAFTS]), most - length, drafts))
-        assert int(there.state[row, DRAFTED]) == length + allowed
-        made.state[row, DRAFTED] = length + allowed
+        length, most = int(made.state[row, L.LENGTH]), int(made.params[row, L.MAX_LEN]) - 1
+        allowed = max(0, min(int(made.params[row, L.DRAFTS]), most - length, drafts))
+        assert int(there.state[row, L.DRAFTED]) == length + allowed
+        made.state[row, L.DRAFTED] = length + allowed
     assert torch.equal(there.state.cpu(), made.state)
 
 
@@ -193,8 +172,8 @@ def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: 
     kernels.look_up(torch.tensor(rows, dtype=torch.int32, device=device), there, most, *lengths)
     drafted = 0
     for row in rows[:ROWS]:
-        length, allowed = int(made.state[row, LENGTH]), min(most, int(made.params[row, DRAFTS]))
-        if not made.state[row, ACTIVE] or not allowed or length >= made.params[row, MAX_LEN] - 1:
+        length, allowed = int(made.state[row, L.LENGTH]), min(most, int(made.params[row, L.DRAFTS]))
+        if not made.state[row, L.ACTIVE] or not allowed or length >= made.params[row, L.MAX_LEN] - 1:
             continue  # whose drafts, if any, are as good as before
         tokens, best = made.history[row, :length].tolist(), (lengths[0] - 1, 0)
         for end in range(1, length):
@@ -202,27 +181,31 @@ def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: 
             while same < min(lengths[1], end) and tokens[end - 1 - same] == tokens[length - 1 - same]:
                 same += 1
             best = max(best, (same, end)) if same >= lengths[0] else best
-        count = min(allowed, int(made.params[row, MAX_LEN]) - 1 - length) if best[1] else 0
+        count = min(allowed, int(made.params[row, L.MAX_LEN]) - 1 - length) if best[1] else 0
         for index in range(count):
             tokens.append(tokens[best[1] + index])
-        assert int(there.state[row, DRAFTED]) == length + count
+        assert int(there.state[row, L.DRAFTED]) == length + count
         assert there.history[row, : len(tokens)].tolist() == tokens
         assert torch.equal(there.history[row, len(tokens) :].cpu(), made.history[row, len(tokens) :])
         drafted += count > 0
-    assert torch.equal(there.state[:, :DRAFTED].cpu(), made.state[:, :DRAFTED])
+    assert torch.equal(there.state[:, : L.DRAFTED].cpu(), made.state[:, : L.DRAFTED])
     return drafted
 
 
 def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: int) -> None:
     """What a place gives is what its row would give there, had it come that far: within its own filters."""
     made, rows = world(seed), [4, 8, 1, 6, 0]
-    made.state[:, CUT_VALUE::2], made.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
+    made.state[:, L.CUT_VALUE :: 2], made.state[:, L.CUT_ID :: 2] = L.KEEP_VALUE, L.KEEP_ID
     temperature = random.Random(seed).choice((0.0, 1.0))
-    made.params[:, TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
-    made.params[:, TOP_P] = torch.tensor(1.0).view(torch.int32)
-    made.params[:, SEED_LOW] = torch.arange(ROWS + 1)
-    made.params[8, TOP_K], made.params[6, TOP_P] = 3, torch.tensor(0.4).view(torch.int32)
-    made.params[4, MIN_LEN], made.params[4, STOP_IDS], made.params[4, TOP_K] = int(made.state[4, LENGTH]) + 2, 3, 2
+    made.params[:, L.TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
+    made.params[:, L.TOP_P] = torch.tensor(1.0).view(torch.int32)
+    made.params[:, L.SEED_LOW] = torch.arange(ROWS + 1)
+    made.params[8, L.TOP_K], made.params[6, L.TOP_P] = 3, torch.tensor(0.4).view(torch.int32)
+    made.params[4, L.MIN_LEN], made.params[4, L.STOP_IDS], made.params[4, L.TOP_K] = (
+        int(made.state[4, L.LENGTH]) + 2,
+        3,
+        2,
+    )
     logits = torch.randn(places, len(rows), vocab, generator=torch.Generator().manual_seed(seed))
     logits[:, 0, 3] = 50.0  # row 4 takes its stop id as soon as it may
     filtered = [0, 1, 3, 3]
@@ -234,7 +217,7 @@ def check_sample(kernels: Kernels, device: str, seed: int, places: int, vocab: i
     tokens, finite = kernels.sample(flat, listed, there, None)
     for place, own in enumerate(logits):
         then, asked = copied(made, "cpu"), torch.tensor(rows, dtype=torch.int32)
-        then.state[:, LENGTH] += place
+        then.state[:, L.LENGTH] += place
         if temperature > 0:
             plain.KERNELS.cut(own, torch.tensor(filtered), asked, then, Filters(top_k=True, top_p=True))
         wanted, good = plain.KERNELS.sample(own, asked, then, None)
@@ -292,23 +275,3 @@ def test_tokens_that_followed_before_are_drafted_by_blocks(implementation, monke
 def test_a_place_draws_as_its_row_would_draw_there(implementation, places, vocab):
     for seed in range(2 if implementation.name == "interpreter" else 6):
         check_sample(implementation.kernels, implementation.device, seed, places, vocab)
-
-
-@runs(on=CPU)
-def test_tokens_after_a_draft_have_the_distribution_of_their_logits(implementation):
-    """Chi-square over seeds, at temperature 1: what a place draws does not lean on what was drafted before it."""
-    count, vocab = 4000, 12
-    tables = Tables.new(count, 8, 2, torch.device("cpu"))
-    tables.state[1:, LENGTH], tables.state[1:, DRAFTED] = 3, 5
-    tables.state[:, CUT_VALUE::2], tables.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
-    tables.params[:, STOP_IDS:] = NO_TOKEN
-    tables.params[:, TEMPERATURE] = torch.tensor(1.0).view(torch.int32)
-    tables.params[:, SEED_LOW] = torch.arange(count + 1)
-    logits = torch.randn(3, 1, vocab, generator=torch.Generator().manual_seed(5)).expand(3, count, vocab)
-    rows = torch.arange(1, count + 1, dtype=torch.int32)
-    tokens, _ = implementation.kernels.sample(logits.reshape(-1, vocab).contiguous(), rows, tables, None)
-    for own, drawn in zip(logits[:, 0], tokens.view(3, count), strict=True):
-        expected = own.softmax(-1) * count
-        found = torch.bincount(drawn, minlength=vocab)
-        assert float(((found - expected) ** 2 / expected).sum()) < 31.3  # p = 0.001 for 11 degrees of freedom
-    assert not torch.equal(*tokens.view(3, count)[1:])

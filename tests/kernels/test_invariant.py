@@ -20,6 +20,7 @@ from gapless.kernels.invariant_linear_triton import ProductTiles
 from gapless.kernels.library_triton import counters
 
 SMALL = AttentionTiles(16, 16, 4, 2)
+pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -95,15 +96,6 @@ def check_attention(
         assert torch.equal(got, whole[alone]), shares
         last = attention.invariant_decode(q[alone[-1:]], *args, rows[-1:], lens[-1:], scale, **more)
         assert torch.equal(last, whole[alone[-1:]]), shares
-
-
-@pytest.fixture(autouse=True)
-def new_memory_is_nan(implementation):
-    """A place that a kernel ought to write and does not is seen."""
-    if implementation.name == "interpreter":
-        torch.set_deterministic_debug_mode("error")
-    yield
-    torch.set_deterministic_debug_mode("default")
 
 
 @runs(

@@ -10,19 +10,7 @@ import torch
 from implementations import runs
 
 from gapless.device import Ring
-from gapless.kernels.layout import (
-    ACTIVE,
-    DRAFTED,
-    DRAFTS,
-    GENERATION,
-    LATE,
-    LENGTH,
-    MAIL_ALONG,
-    MAIL_TOLD,
-    MASKED,
-    MAX_LEN,
-    NO_TOKEN,
-)
+from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.step.mail import Mail, mail_bytes, tag_of
@@ -47,11 +35,11 @@ class World:
         for row in range(1, count + 1):
             state = tables.state[row]
             drafted = rng.choice((0, rng.randrange(9))) if places > 1 else 0
-            state[LENGTH] = rng.choice((1, 7, 2**31 - 1)) if drafted == 0 else rng.choice((1, 7, 31))
-            state[DRAFTED] = int(state[LENGTH]) + drafted if drafted else 0
-            state[ACTIVE], state[LATE] = int(rng.random() < 0.8), rng.randrange(2)
-            state[GENERATION], tables.params[row, MASKED] = rng.randrange(1, 2**31), int(rng.random() < 0.7)
-        self.tags = [tag_of(*pair) for pair in tables.state[:, [GENERATION, LENGTH]].tolist()]
+            state[L.LENGTH] = rng.choice((1, 7, 2**31 - 1)) if drafted == 0 else rng.choice((1, 7, 31))
+            state[L.DRAFTED] = int(state[L.LENGTH]) + drafted if drafted else 0
+            state[L.ACTIVE], state[L.LATE] = int(rng.random() < 0.8), rng.randrange(2)
+            state[L.GENERATION], tables.params[row, L.MASKED] = rng.randrange(1, 2**31), int(rng.random() < 0.7)
+        self.tags = [tag_of(*pair) for pair in tables.state[:, [L.GENERATION, L.LENGTH]].tolist()]
         self.tables = Tables(*(one.to(device) for one in tables))
         # The rows are sampled in another order, the null row among them; the list names most, and is filled up.
         self.rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)
@@ -60,12 +48,12 @@ class World:
 
     def masked(self) -> list[tuple[int, int]]:
         """The sample and row of each listed row that gets masks."""
-        rows, masked = self.rows.tolist(), self.tables.params[:, MASKED].tolist()
+        rows, masked = self.rows.tolist(), self.tables.params[:, L.MASKED].tolist()
         return [(sample, rows[sample]) for sample in self.listed if masked[rows[sample]]]
 
     def drafts(self, row: int, most: int) -> list[int]:
         """The row's next drafts, `most` at most."""
-        length, drafted = self.tables.state[row, [LENGTH, DRAFTED]].tolist()
+        length, drafted = self.tables.state[row, [L.LENGTH, L.DRAFTED]].tolist()
         return self.tables.history[row, length : min(drafted, length + most)].tolist() if drafted > length else []
 
 
@@ -91,9 +79,9 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int
             if going:
                 masks[row, place] = torch.from_numpy(words)
                 kept = place
-        state[row, LATE] = int(kept < 0)
+        state[row, L.LATE] = int(kept < 0)
         if kept >= 0 and places > 1:
-            state[row, DRAFTED] = state[row, LENGTH] + kept
+            state[row, L.DRAFTED] = state[row, L.LENGTH] + kept
     before = world.mail.words.clone()
     kernels.mask(world.index, world.rows, world.tables, world.mail.words, places)
     found_masks, found_state = world.tables.masks.cpu(), world.tables.state.cpu()
@@ -106,7 +94,7 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     rng = random.Random(seed)
     world, count = World(rng, rng.choice((1, 3, 9)), vocab, device, width), rng.randrange(width)
     tokens = torch.tensor(
-        [[rng.choice((NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
+        [[rng.choice((L.NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
     )  # fmt: skip
     expected = {row: tokens[sample].tolist() for sample, row in world.masked()}
     before = world.mail.words.clone()
@@ -114,12 +102,12 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     if device == "cuda":
         torch.cuda.synchronize()
     for row in range(1, len(world.tags)):
-        given = expected.get(row, [NO_TOKEN])
-        if given[0] != NO_TOKEN and world.tables.state[row, ACTIVE]:
+        given = expected.get(row, [L.NO_TOKEN])
+        if given[0] != L.NO_TOKEN and world.tables.state[row, L.ACTIVE]:
             (reply,) = [(got, drafts) for own, got, drafts in replies_of(world, row, width) if own == row]
             assert reply == (given, world.drafts(row, count))
-            assert torch.equal(world.mail.words[row, MAIL_ALONG:], before[row, MAIL_ALONG:])
-            assert torch.equal(world.mail.words[row, :MAIL_TOLD], before[row, :MAIL_TOLD])
+            assert torch.equal(world.mail.words[row, L.MAIL_ALONG :], before[row, L.MAIL_ALONG :])
+            assert torch.equal(world.mail.words[row, : L.MAIL_TOLD], before[row, : L.MAIL_TOLD])
         else:
             assert torch.equal(world.mail.words[row], before[row])
 
@@ -132,13 +120,13 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
     rng = random.Random(seed)
     world, most = World(rng, rng.choice((1, 3, 9)), vocab, device, width), width - 1
     tables, history, drafted = world.tables, *(one.cpu().clone() for one in (world.tables.history, world.tables.state))
-    tokens, told = torch.full((len(world.rows), width), NO_TOKEN, dtype=torch.int32), set[int]()
+    tokens, told = torch.full((len(world.rows), width), L.NO_TOKEN, dtype=torch.int32), set[int]()
     for sample, row in world.masked():
-        count, length = rng.randrange(width + 1), int(drafted[row, LENGTH])
+        count, length = rng.randrange(width + 1), int(drafted[row, L.LENGTH])
         given = [rng.randrange(vocab) for _ in range(count)]
         tokens[sample, :count] = torch.tensor(given, dtype=torch.int32)
         asked, max_len = rng.choice((0, 2, 9)), length + rng.choice((0, 1, 3, 20)) if length < 99 else length
-        tables.params[row, DRAFTS], tables.params[row, MAX_LEN] = asked, max_len
+        tables.params[row, L.DRAFTS], tables.params[row, L.MAX_LEN] = asked, max_len
         run = [*given, *(rng.randrange(vocab) for _ in range(rng.randrange(width)))]
         if run and rng.random() < 0.2:
             place = rng.randrange(len(run))
@@ -146,7 +134,7 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
         tag = world.tags[row] - count
         found = rng.choice((*[tag] * 6, tag - 1, tag + 1, tag + 2**32, 0))
         world.mail.post_ahead(row, found, run)
-        if not tables.state[row, ACTIVE] or not count:
+        if not tables.state[row, L.ACTIVE] or not count:
             continue
         right = found == tag and run[:count] == given
         left = max(0, min(len(run) - count, asked, max_len - 1 - length, most)) if right else 0
@@ -154,10 +142,10 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
         if left and rng.random() < 0.5:
             tables.history[row, length : length + left] = history[row, length : length + left] = expected
         if left and not (
-            drafted[row, DRAFTED] - length >= left and history[row, length : length + left].equal(expected)
+            drafted[row, L.DRAFTED] - length >= left and history[row, length : length + left].equal(expected)
         ):
             history[row, length : length + left] = expected
-            drafted[row, DRAFTED] = length + left
+            drafted[row, L.DRAFTED] = length + left
         told.add(row)
     before = world.mail.words.clone()
     kernels.reply(world.index, world.rows, tokens.to(device), tables, world.mail.words, most, most)

@@ -6,15 +6,7 @@ import pytest
 import torch
 from kernels.native_kernels import load_native
 
-from gapless.kernels.layout import (
-    HEADER_WORDS,
-    LINE_TOKENS,
-    PARAM_COLUMNS,
-    STATE_COLUMNS,
-    SUFFIX_WORDS,
-    WISH_WORDS,
-    line_words,
-)
+from gapless.kernels import layout as L
 
 T, Q, K, D, PAGE, ROWS, VOCAB, WIDTH = 3, 4, 2, 16, 8, 5, 40, 2
 
@@ -31,7 +23,7 @@ def cache(kv_heads=K, dim=D, dtype=torch.float32, layers=2):
     return torch.zeros(6, layers, 2, PAGE, kv_heads, dim, dtype=dtype)
 
 
-TABLES = {"state": ints(ROWS, STATE_COLUMNS), "params": ints(ROWS, PARAM_COLUMNS), "history": ints(ROWS, 24)}
+TABLES = {"state": ints(ROWS, L.STATE_COLUMNS), "params": ints(ROWS, L.PARAM_COLUMNS), "history": ints(ROWS, 24)}
 SHORT = {name: table[:-1].clone() for name, table in TABLES.items()}
 NARROW = {name: table[:, :3].clone() for name, table in TABLES.items()}
 CACHE = {"cache": cache(), "layer": 1}
@@ -54,18 +46,18 @@ DECODED = {"words": ints(60), "count": 4, "places": 1, "writes": 2, "page_size":
 DECODED |= {name: TABLES[name] for name in ("state", "history")}
 FINISH = TABLES | {
     "words": ints(60), "rows": ints(4), "sizes": ints(4), "tokens": longs(3, WIDTH),
-    "finite": torch.ones(3, dtype=bool), "lines": ints(2, 4 * line_words(WIDTH)), "out": ints(3, WIDTH),
+    "finite": torch.ones(3, dtype=bool), "lines": ints(2, 4 * L.line_words(WIDTH)), "out": ints(3, WIDTH),
 }  # fmt: skip
 SAMPLE = {name: TABLES[name] for name in ("state", "params")} | {
     "logits": torch.ones(4, VOCAB), "rows": ints(4), "masks": ints(ROWS, 1, 2), "adjusted": torch.ones(1, 3, VOCAB),
 }  # fmt: skip
 CUT = {name: value for name, value in SAMPLE.items() if name != "adjusted"} | {"index": ints(2)}
 ADJUST = TABLES | {
-    "logits": torch.ones(4, VOCAB), "index": ints(2), "rows": ints(4), "wishes": ints(3, WISH_WORDS),
+    "logits": torch.ones(4, VOCAB), "index": ints(2), "rows": ints(4), "wishes": ints(3, L.WISH_WORDS),
     "counts": ints(3, VOCAB), "counted": ints(3, 1), "adjusted": torch.ones(1, 3, VOCAB),
 }  # fmt: skip
 MASK = TABLES | {"index": ints(2), "rows": ints(4), "mail": ints(ROWS, 128)}
-SUFFIXES = ints(2, 9, SUFFIX_WORDS)
+SUFFIXES = ints(2, 9, L.SUFFIX_WORDS)
 PAIRS = torch.ones(T, D)
 
 CASES = [
@@ -84,7 +76,7 @@ CASES = [
         {"weight": torch.ones(8)}, {"delta": torch.ones(T, 8)}, {"delta": torch.ones(T - 1, D)},
     ]),
     ("silu_mul", {"gate_up": PAIRS}, [{"gate_up": torch.ones(T, 7)}, {"gate_up": torch.ones(D)}]),
-    ("join", {"a": PAIRS, "b": PAIRS}, [{"b": torch.ones(T, 8)}, {"b": PAIRS.half()}]),
+    ("join", {"a": PAIRS, "b": PAIRS}, [{"b": torch.ones(T, 8)}, {"b": PAIRS.half()}, {"a": torch.ones(D, T).t()}]),
     ("adapt", {
         "x": PAIRS, "y": torch.ones(T, 6), "slots": longs(T), "down": torch.ones(2, 4, D), "up": torch.ones(2, 4, 6),
         "ends": [6],
@@ -93,7 +85,7 @@ CASES = [
         {"up": torch.ones(1, 4, 6)}, {"down": torch.ones(2, 3, D)},
     ]),
     ("begin_decode", DECODED, [
-        {"words": ints(HEADER_WORDS)}, {"history": SHORT["history"]}, {"pages": ints(ROWS - 1, 3)},
+        {"words": ints(L.HEADER_WORDS)}, {"history": SHORT["history"]}, {"pages": ints(ROWS - 1, 3)},
         {"state": NARROW["state"]}, {"places": 0},
     ]),
     ("begin_mixed", DECODED | TABLES | {"words": ints(300), "decode": 2, "admissions": 1, "tokens": 9}, [
@@ -101,7 +93,7 @@ CASES = [
     ]),
     ("finish", FINISH, [
         *NO_TABLES[:5], {"tokens": longs(5, WIDTH)}, {"finite": torch.ones(2, dtype=bool)}, {"sizes": ints(3)},
-        {"out": ints(2, WIDTH)}, {"lines": ints(2, LINE_TOKENS)},
+        {"out": ints(2, WIDTH)}, {"lines": ints(2, L.LINE_TOKENS)},
     ]),
     ("accept", {
         "tokens": longs(4), "finite": torch.ones(4, dtype=bool), "rows": ints(2), "width": 2,
@@ -111,7 +103,7 @@ CASES = [
     ]),
     ("look_up", TABLES | {"rows": ints(2), "most": 2, "shortest": 1, "longest": 3}, NO_TABLES[:5]),
     ("remember", TABLES | {"rows": ints(2), "tokens": ints(2, WIDTH) - 1, "suffixes": SUFFIXES}, [
-        *NO_TABLES[:5], {"tokens": ints(1, WIDTH)}, {"suffixes": ints(2, 9, 3)}, {"suffixes": ints(2, 1, SUFFIX_WORDS)},
+        *NO_TABLES[:5], {"tokens": ints(1, WIDTH)}, {"suffixes": ints(2, 9, 3)}, {"suffixes": SUFFIXES[:, :1].clone()},
     ]),
     ("recall", TABLES | {"rows": ints(2), "same": ints(2), "suffixes": SUFFIXES, "most": 2, "factor": 1, "least": 1}, [
         *NO_TABLES[:5], {"same": ints(1)}, {"suffixes": ints(2, 9, 3)},
@@ -120,7 +112,7 @@ CASES = [
         "logits": torch.ones(4, VOCAB), "index": ints(2), "words": ints(60), "tokens": ints(4, 1),
         "state": TABLES["state"], "outboxes": ints(2, 500), "start": 0, "width": 3,
     }, [
-        {"logits": torch.ones(VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
+        {"logits": torch.ones(VOCAB)}, {"words": ints(L.HEADER_WORDS)}, {"outboxes": ints(2, 4)},
         {"tokens": ints(0, 1)},
     ]),
     ("sample", SAMPLE, [

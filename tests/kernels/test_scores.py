@@ -12,19 +12,8 @@ from implementations import BF16, F32, TRITON, runs
 from native_kernels import load_native, load_plain_variant
 from torch import Tensor
 
+from gapless.kernels import layout as L
 from gapless.kernels import plain
-from gapless.kernels.layout import (
-    GENERATION,
-    HEADER_WORDS,
-    LENGTH,
-    NO_TOKEN,
-    PACKET_SLOT,
-    SCORE_LOGPROB,
-    SCORE_POSITION,
-    SCORE_TOP,
-    STATE_COLUMNS,
-    score_words,
-)
 from gapless.kernels.tables import Tables
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tables, Tensor, int, int], None]
@@ -58,7 +47,7 @@ def hard_logits(kind: str, rows: int, vocab: int, dtype: torch.dtype, device: st
 
 def world(rows: int, tokens: list[list[int]], device: str) -> tuple[Tensor, Tensor, Tables]:
     """The packet after `finish`, the tokens and the tables of a batch of `rows`: it has the table's rows backwards."""
-    state = torch.arange((rows + 1) * STATE_COLUMNS, dtype=torch.int32).view(rows + 1, STATE_COLUMNS) * 7 + 5
+    state = torch.arange((rows + 1) * L.STATE_COLUMNS, dtype=torch.int32).view(rows + 1, L.STATE_COLUMNS) * 7 + 5
     words = torch.tensor([9, 0, *range(rows, 0, -1)], dtype=torch.int32)
     none = torch.empty(0, dtype=torch.int32, device=device)
     there = torch.tensor(tokens, dtype=torch.int32, device=device)
@@ -86,15 +75,15 @@ def check_score(
         [likely[n] if n % 2 else (n * 1234 + 7) % vocab for n in range(row, len(likely), rows)] for row in range(rows)
     ]
     taken = [0 if row % 5 == 4 else places - row % places for row in range(rows)]
-    tokens = [[*line[:count], *[NO_TOKEN] * (places + 1 - count)] for line, count in zip(each, taken, strict=True)]
+    tokens = [[*line[:count], *[L.NO_TOKEN] * (places + 1 - count)] for line, count in zip(each, taken, strict=True)]
     words, there, tables = world(rows, tokens, device)
     index = torch.tensor(listed, dtype=torch.int32, device=device)
-    end = START + len(listed) * score_words(width)
+    end = START + len(listed) * L.score_words(width)
     made = torch.empty(SLOTS, end + 9, dtype=torch.int32, device=device)
     reference, slot = made.clone(), (width + rows) % SLOTS
     if pinned:
         made = torch.empty(made.shape, dtype=torch.int32, pin_memory=True)
-    words[PACKET_SLOT] = (slot + 1) % SLOTS
+    words[L.PACKET_SLOT] = (slot + 1) % SLOTS
     for lines, how in ((made, score), (reference, plain.score)):
         lines.fill_(MARK)
         how(logits, index, words, there, tables, lines, START, width)
@@ -106,8 +95,10 @@ def check_score(
     assert (got[outside] == MARK).all(), "written somewhere else"
     lines, expected = (one[slot, START:end].view(len(listed), -1) for one in (got, want))
     for entry, line, reference in zip(listed, lines, expected, strict=True):
-        if entry >= rows and tokens[entry % rows][entry // rows] == NO_TOKEN:  # its position says so, the rest nothing
-            assert int(line[SCORE_POSITION]) == -1
+        if (
+            entry >= rows and tokens[entry % rows][entry // rows] == L.NO_TOKEN
+        ):  # its position says so, the rest nothing
+            assert int(line[L.SCORE_POSITION]) == -1
             line.copy_(reference)
     check_lines(kind, got[slot, START:end], want[slot, START:end], width)
     if kind != "bad":
@@ -115,23 +106,23 @@ def check_score(
             place, sample = divmod(entry, rows)
             check_directly(line, logits[entry].cpu(), tokens[sample][place], width)
             row = rows - sample
-            position = int(tables.state[row, LENGTH]) - taken[sample] + place if place < taken[sample] else -1
+            position = int(tables.state[row, L.LENGTH]) - taken[sample] + place if place < taken[sample] else -1
             assert line[:3].tolist() == [
-                int(words[HEADER_WORDS + sample]),
-                int(tables.state[row, GENERATION]),
+                int(words[L.HEADER_WORDS + sample]),
+                int(tables.state[row, L.GENERATION]),
                 position,
             ]
 
 
 def check_lines(kind: str, got: Tensor, want: Tensor, width: int) -> None:
     """Lines against those of torch: numbers are equal, log-probabilities close."""
-    got, want = got.view(-1, score_words(width)), want.view(-1, score_words(width))
-    real = torch.zeros(score_words(width), dtype=torch.bool)
-    real[SCORE_LOGPROB] = True
-    real[SCORE_TOP + width :] = True
+    got, want = got.view(-1, L.score_words(width)), want.view(-1, L.score_words(width))
+    real = torch.zeros(L.score_words(width), dtype=torch.bool)
+    real[L.SCORE_LOGPROB] = True
+    real[L.SCORE_TOP + width :] = True
     pairs = [lines[:, real].contiguous().view(torch.float32) for lines in (got, want)]
     torch.testing.assert_close(*pairs, atol=1e-5, rtol=1e-6, equal_nan=True)
-    good = ~want[:, SCORE_LOGPROB].contiguous().view(torch.float32).isnan()
+    good = ~want[:, L.SCORE_LOGPROB].contiguous().view(torch.float32).isnan()
     assert torch.equal(got[good][:, ~real], want[good][:, ~real]) and torch.equal(got[:, :3], want[:, :3])
     assert kind != "bad" or not good.all()
 
@@ -139,9 +130,9 @@ def check_lines(kind: str, got: Tensor, want: Tensor, width: int) -> None:
 def check_directly(line: Tensor, logits: Tensor, target: int, width: int) -> None:
     logprob, rank, top, values = direct(logits, max(target, 0), width)
     reals, spare = line.view(torch.float32), width - len(top)
-    assert float(reals[SCORE_LOGPROB]) == pytest.approx(logprob, abs=1e-5, rel=1e-6)
-    assert line[SCORE_LOGPROB + 1 : SCORE_TOP + width].tolist() == [rank, *top, *[NO_TOKEN] * spare]
-    assert reals[SCORE_TOP + width :].tolist() == pytest.approx([*values, *[-math.inf] * spare], abs=1e-5, rel=1e-6)
+    assert float(reals[L.SCORE_LOGPROB]) == pytest.approx(logprob, abs=1e-5, rel=1e-6)
+    assert line[L.SCORE_LOGPROB + 1 : L.SCORE_TOP + width].tolist() == [rank, *top, *[L.NO_TOKEN] * spare]
+    assert reals[L.SCORE_TOP + width :].tolist() == pytest.approx([*values, *[-math.inf] * spare], abs=1e-5, rel=1e-6)
 
 
 def check_alone(score: Score, device: str, dtype: torch.dtype, vocab: int) -> None:
@@ -150,11 +141,11 @@ def check_alone(score: Score, device: str, dtype: torch.dtype, vocab: int) -> No
     words, tokens, tables = world(9, [[5 * row] for row in range(9)], device)
     found = []
     for listed in ([6], [0, 1, 6], [8, 6, 6, 6]):
-        lines = torch.full((1, 20 * score_words(5)), MARK, dtype=torch.int32, device=device)
+        lines = torch.full((1, 20 * L.score_words(5)), MARK, dtype=torch.int32, device=device)
         index = torch.tensor(listed, dtype=torch.int32, device=device)
         score(logits, index, words, tokens, tables, lines, 0, 5)
-        at = listed.index(6) * score_words(5)
-        found.append(lines[0, at : at + score_words(5)].tolist())
+        at = listed.index(6) * L.score_words(5)
+        found.append(lines[0, at : at + L.score_words(5)].tolist())
     assert found[0] == found[1] == found[2]
 
 
@@ -232,7 +223,7 @@ def lines_of(score, logits, width):
     """The lines of all rows, each with a token."""
     rows = len(logits)
     words, tokens, tables = world(rows, [[5 * row % logits.shape[1]] for row in range(rows)], "cpu")
-    lines = torch.zeros(2, rows * score_words(width), dtype=torch.int32)
+    lines = torch.zeros(2, rows * L.score_words(width), dtype=torch.int32)
     score(logits, torch.arange(rows).int(), words, tokens, tables, lines, 0, width)
     return lines[1].view(rows, -1)
 
@@ -243,7 +234,7 @@ def test_ids_and_ranks_of_bad_rows_are_those_of_torch_too():
     logits[0, 5], logits[1, 0], logits[2, 10] = -torch.nan, -torch.inf, torch.nan
     got, want = (lines_of(kernels.score, logits, 20) for kernels in (load_native(), plain.KERNELS))
     real = torch.zeros(got.shape[1], dtype=torch.bool)
-    real[SCORE_LOGPROB] = real[SCORE_TOP + 20 :] = True
+    real[L.SCORE_LOGPROB] = real[L.SCORE_TOP + 20 :] = True
     assert torch.equal(got[:, ~real], want[:, ~real])
     assert bool(got[:, real].contiguous().view(torch.float32).isnan().all())
 

@@ -8,38 +8,11 @@ from itertools import accumulate
 import pytest
 import torch
 from implementations import Implementation, runs
-from step_tables import (
-    LONGEST,
-    MARK,
-    MAX_PAGES,
-    PAGE_SIZE,
-    SLOTS,
-    STEP,
-    VOCAB,
-    batch_rows,
-    moved,
-    packet,
-    world,
-)
+from step_tables import LONGEST, MARK, MAX_PAGES, PAGE_SIZE, SLOTS, STEP, VOCAB, batch_rows, moved, packet, world
 from torch import Tensor
 
 from gapless.base.records import Flag
-from gapless.kernels.layout import (
-    ACTIVE,
-    COMPUTED,
-    GENERATION,
-    HEADER_WORDS,
-    LATE,
-    LENGTH,
-    LINE_TOKENS,
-    MAX_LEN,
-    NO_TOKEN,
-    PARAM_COLUMNS,
-    REJECTED,
-    STATE_COLUMNS,
-    STOP_IDS,
-    line_words,
-)
+from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts
@@ -55,7 +28,7 @@ def check_begin_decode(
     rng = random.Random(seed)
     made = world(rng, size)
     rows = batch_rows(rng, size, used, padding)
-    places = [row * MAX_PAGES + int(made.state[row, COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
+    places = [row * MAX_PAGES + int(made.state[row, L.COMPUTED]) // PAGE_SIZE for row in rows[: min(used, writes)]]
     pairs = [(place, rng.randrange(1, 1000)) for place in places]
     pairs += [(0, 0)] * (writes - len(pairs))
     there, words = moved(made, implementation.device), packet(rows, pairs).to(implementation.device)
@@ -65,7 +38,7 @@ def check_begin_decode(
     assert all(column.dtype == torch.int64 and column.shape == (len(rows),) for column in got)
     assert got.rows.tolist() == rows
     for index, row in enumerate(rows):
-        position, active = int(made.state[row, COMPUTED]), bool(made.state[row, ACTIVE])
+        position, active = int(made.state[row, L.COMPUTED]), bool(made.state[row, L.ACTIVE])
         page = int(made.pages[row, position // PAGE_SIZE])
         token, *line = [int(column[index]) for column in got[1:]]
         slot = page * PAGE_SIZE + position % PAGE_SIZE
@@ -86,29 +59,29 @@ def check_begin_mixed(
     for row, count in zip(rows[decode:], chunks, strict=True):
         start = rng.randrange(LONGEST - count + 1)
         if len(admitted) < new:
-            line = [rng.randrange(2**31), 1, start + count, start, 0, 0, *[row, -row] * ((STATE_COLUMNS - 6) // 2)]
-            admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(PARAM_COLUMNS))])
+            line = [rng.randrange(2**31), 1, start + count, start, 0, 0, *[row, -row] * ((L.STATE_COLUMNS - 6) // 2)]
+            admitted.append([row, *line, *(rng.randrange(-5, 2**31) for _ in range(L.PARAM_COLUMNS))])
             pairs += [(row * MAX_PAGES + entry, rng.randrange(1, 1000)) for entry in range(MAX_PAGES)]
         else:
-            made.state[row, : COMPUTED + 1] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
+            made.state[row, : L.COMPUTED + 1] = torch.tensor([rng.randrange(2**31), 1, start + count, start])
     prompts = [[rng.randrange(VOCAB) for _ in range(count)] for count in chunks]
     sent = [*sizes, *(n for pair in pairs for n in pair), *(n for line in admitted for n in line)]
-    words = packet(rows, [])[: HEADER_WORDS + len(rows)].tolist() + sent + [n for prompt in prompts for n in prompt]
-    there, starts = moved(made, implementation.device), [int(made.state[row, COMPUTED]) for row in rows[decode:]]
-    starts[: len(admitted)] = [line[1 + COMPUTED] for line in admitted]
+    words = packet(rows, [])[: L.HEADER_WORDS + len(rows)].tolist() + sent + [n for prompt in prompts for n in prompt]
+    there, starts = moved(made, implementation.device), [int(made.state[row, L.COMPUTED]) for row in rows[decode:]]
+    starts[: len(admitted)] = [line[1 + L.COMPUTED] for line in admitted]
     shape = PacketShape(len(rows), len(pairs), len(admitted), len(chunks), sum(chunks))
     sent_words = torch.tensor(words + [MARK] * 50, dtype=torch.int32, device=implementation.device)
     got, spare = begin_mixed(
         implementation.kernels, sent_words, shape, [*zip(starts, chunks, strict=True)], spare, there
     )
     for row, *line in admitted:
-        made.state[row] = torch.tensor(line[:STATE_COLUMNS])
-        made.params[row] = torch.tensor(line[STATE_COLUMNS:])
+        made.state[row] = torch.tensor(line[: L.STATE_COLUMNS])
+        made.params[row] = torch.tensor(line[L.STATE_COLUMNS :])
     for flat, page in pairs:
         made.pages.view(-1)[flat] = page
     tokens, kv_lens = [], []
     for index, row in enumerate(rows):
-        _, active, _, start = made.state[row, : COMPUTED + 1].tolist()
+        _, active, _, start = made.state[row, : L.COMPUTED + 1].tolist()
         if index >= decode:
             made.history[row, start : start + sizes[index]] = torch.tensor(prompts[index - decode])
         for position in range(start, start + sizes[index]):
@@ -148,23 +121,23 @@ def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[l
         if token < 0:
             break
         out.append(token)
-        if token in params[STOP_IDS:].tolist():
+        if token in params[L.STOP_IDS :].tolist():
             return out, Flag.STOP
-        if length + len(out) >= params[MAX_LEN]:
+        if length + len(out) >= params[L.MAX_LEN]:
             return out, Flag.LENGTH
     return out, (Flag.LIVE if out else Flag.HELD) if good else Flag.ERROR
 
 
 def offered(rng: random.Random, params: Tensor, width: int) -> list[int]:
     """Tokens for a row: a stop id anywhere, and NO_TOKEN or REJECTED anywhere where a row may get several."""
-    stops = [stop for stop in params[STOP_IDS:].tolist() if stop >= 0]
+    stops = [stop for stop in params[L.STOP_IDS :].tolist() if stop >= 0]
     tokens = [rng.randrange(VOCAB) for _ in range(width)]
     if stops and rng.random() < 0.5:
         tokens[rng.randrange(width)] = rng.choice(stops)
     if rng.random() < (0.4 if width > 1 else 0.1):
-        tokens[rng.randrange(width)] = NO_TOKEN
+        tokens[rng.randrange(width)] = L.NO_TOKEN
     if width > 1 and rng.random() < 0.4:
-        tokens[rng.randrange(1, width)] = REJECTED
+        tokens[rng.randrange(1, width)] = L.REJECTED
     return tokens
 
 
@@ -182,7 +155,7 @@ def check_finish(
     tokens = [offered(rng, made.params[row], width) for row in rows[:samples]]
     finite = [rng.random() < 0.8 for _ in tokens]
     late = [rng.random() < 0.2 for _ in rows]
-    made.state[rows, LATE] = torch.tensor(late).int() * (torch.tensor(rows) > 0)
+    made.state[rows, L.LATE] = torch.tensor(late).int() * (torch.tensor(rows) > 0)
     lines.fill_(MARK)
     there, table = moved(made, device), [list(line) for line in made.state.tolist()]
     words = packet(rows, [], slot).to(device)
@@ -196,23 +169,23 @@ def check_finish(
     implementation.kernels.finish(words, *given, there, lines, out)
     if device == "cuda":
         torch.cuda.synchronize()
-    line = line_words(width)
+    line = L.line_words(width)
     published, kept = [[STEP, samples, *[0] * (line - 2)]], []
     for index, row in enumerate(rows):
         generation, active, length, *_ = table[row]
         if index >= samples:
             if active:
-                made.state[row, COMPUTED] += sizes[index] if sizes else 1
+                made.state[row, L.COMPUTED] += sizes[index] if sizes else 1
             continue
-        offer = [NO_TOKEN] * width if late[index] else tokens[index]
+        offer = [L.NO_TOKEN] * width if late[index] else tokens[index]
         mine, flag = taken(offer, finite[index], length, made.params[row]) if active else ([], Flag.INERT)
-        kept.append(mine + [min(token, NO_TOKEN) for token in tokens[index][len(mine) :]])
-        published.append([row, generation, int(flag), *kept[-1], *[NO_TOKEN] * (line - LINE_TOKENS - width)])
+        kept.append(mine + [min(token, L.NO_TOKEN) for token in tokens[index][len(mine) :]])
+        published.append([row, generation, int(flag), *kept[-1], *[L.NO_TOKEN] * (line - L.LINE_TOKENS - width)])
         made.history[row, length : length + len(mine)] = torch.tensor(mine, dtype=torch.int32)
         if active:
-            made.state[row, LENGTH] = length + len(mine)
-            made.state[row, COMPUTED] = length + len(mine) - 1
-        made.state[row, ACTIVE] = int(flag in (Flag.LIVE, Flag.HELD))
+            made.state[row, L.LENGTH] = length + len(mine)
+            made.state[row, L.COMPUTED] = length + len(mine) - 1
+        made.state[row, L.ACTIVE] = int(flag in (Flag.LIVE, Flag.HELD))
     assert out.tolist() == kept
     expected = torch.full(lines.shape, MARK, dtype=torch.int32)
     expected[slot, : line * len(published)] = torch.tensor(published, dtype=torch.int32).flatten()
@@ -221,7 +194,9 @@ def check_finish(
     assert torch.equal(words.cpu(), ahead), "the packet of the next step"
     assert torch.equal(there.state.cpu(), made.state) and torch.equal(there.history.cpu()[1:], made.history[1:])
     assert all(0 <= token < VOCAB for token in there.history[0].tolist()), "an embedding takes these"
-    assert made.state[0].tolist() == [0] * STATE_COLUMNS and made.state[:, GENERATION].tolist() == [t[0] for t in table]
+    assert made.state[0].tolist() == [0] * L.STATE_COLUMNS and made.state[:, L.GENERATION].tolist() == [
+        t[0] for t in table
+    ]
 
 
 def same(there: Tables, made: Tables) -> None:
@@ -262,7 +237,7 @@ def test_a_step_with_chunks_begins_in_small_programs(implementation, monkeypatch
 @pytest.mark.parametrize("width, chunks", [(5, True), (5, False), (1, True), (1, False), (9, True)])
 def test_a_step_ends_with_lines_and_lengths(implementation, used, padding, width, chunks):
     rows = 1600 if used > 70 else 80
-    shape = SLOTS, 2 * line_words(width) * rows
+    shape = SLOTS, 2 * L.line_words(width) * rows
     places = [torch.empty(shape, dtype=torch.int32, device=implementation.device)]
     if implementation.name == "cuda":
         places.append(torch.empty(shape, dtype=torch.int32, pin_memory=True))

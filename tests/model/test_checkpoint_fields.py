@@ -16,7 +16,7 @@ from tiny_models import tiny_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from gapless.base.config import EngineConfig
-from gapless.base.errors import CheckpointError
+from gapless.base.errors import CheckpointError, ConfigError
 from gapless.demo import head_dir, weights_dir
 from gapless.engine.frontdoor import locate
 from gapless.model.config import model_length, read_model_config
@@ -75,12 +75,14 @@ def test_a_config_with_every_field_has_no_warning(tmp_path, family):
     assert warnings(tmp_path) == {}
 
 
-def test_a_mimo_config_has_no_warning(tmp_path):
+def test_a_mimo_config_is_read_without_its_code_and_a_warning(tmp_path):
     reference("qwen2").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     code = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
     changes = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes | {"auto_map": code}))
+    config = read_model_config(tmp_path)
+    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (True, False, False)
     assert warnings(tmp_path) == {}
 
 
@@ -117,17 +119,16 @@ def test_an_unknown_field_is_warned_of_by_file_field_and_value(tmp_path, caplog,
     assert record.fields == {"file": f"{tmp_path}/config.json", "field": name, "value": STRANGE[name]}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ("initializer_range", "num_labels", "pretraining_tp", "_name_or_path", "unsloth_version", "attention_dropout"),
-)
-def test_a_field_that_changes_nothing_has_no_warning(tmp_path, name):
-    assert warnings(write(tmp_path, **{name: 0.5})) == {}
+UNHEARD = "initializer_range", "num_labels", "pretraining_tp", "_name_or_path", "unsloth_version", "attention_dropout"
+SILENT: list[dict[str, Any]] = [
+    *({name: 0.5} for name in UNHEARD), *({"whatever": value} for value in (None, False, "", [], {})),
+    {"hidden_act": "swish"}, {"logit_scale": 1.0}, {"num_experts": 0}, {"is_causal": True}, {"qk_norm": False},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", (None, False, "", [], {}))
-def test_a_field_that_says_nothing_has_no_warning(tmp_path, value):
-    assert warnings(write(tmp_path, whatever=value)) == {}
+@pytest.mark.parametrize("changes", SILENT)
+def test_a_field_that_changes_nothing_has_no_warning(tmp_path, changes):
+    assert warnings(write(tmp_path, **changes)) == {}
 
 
 OTHERS = {
@@ -155,14 +156,6 @@ def test_a_field_that_changes_the_forward_pass_is_refused(tmp_path, name, family
     assert repr(OTHERS[name]) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    ({"hidden_act": "swish"}, {"logit_scale": 1.0}, {"num_experts": 0}, {"is_causal": True}, {"qk_norm": False}),
-)
-def test_a_field_at_the_value_that_changes_nothing_is_taken(tmp_path, changes):
-    assert warnings(write(tmp_path, **changes)) == {}
-
-
 # Two spellings of one setting
 
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
@@ -188,6 +181,7 @@ TWO_SPELLINGS: list[tuple[dict[str, Any], set[str]]] = [
      {"rope_scaling.original_max_position_embeddings", "rope_theta"}),
     ({"rope_scaling": {"type": "linear", "factor": 2.0, "original_max_position_embeddings": 64}},
      {"rope_scaling.original_max_position_embeddings"}),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e3}, set()),
     ({"rope_scaling": {"type": "default", "factor": 2.0}}, {"rope_scaling.factor"}),
     ({"rope_scaling": {**SHORT_YARN, "beta_fast": 16, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False}}, set()),
 ]  # fmt: skip
@@ -241,11 +235,13 @@ def test_the_newer_spelling_of_a_dtype_counts(tmp_path, dtypes, read, unused):
         (None, 128),
     ],
 )
-def test_a_stretched_rope_lengthens_what_may_be_asked_for(tmp_path, rope, longest):
+def test_a_stretched_rope_lengthens_the_longest_context_and_not_the_default(tmp_path, rope, longest):
     config = read_model_config(write(tmp_path, max_position_embeddings=128, rope_scaling=rope))
     assert model_length(EngineConfig(), config) == 128
     assert model_length(EngineConfig(max_model_len=longest), config) == longest
-    with pytest.raises(ValueError, match="max_model_len"):
+    assert model_length(EngineConfig(max_model_len=100), config) == 100
+    says = rf"max_model_len \({longest + 1}\).*position_embeddings is .*: ask for {longest} or less"
+    with pytest.raises(ConfigError, match=says):
         model_length(EngineConfig(max_model_len=longest + 1), config)
 
 
@@ -263,6 +259,11 @@ RECOMMENDED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"do_sample": False, "repetition_penalty": 1.2}, {"temperature": 0.0, "repetition_penalty": 1.2}),
     ({"do_sample": False, "temperature": 0.0}, {"temperature": 0.0}),
     ({"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "use_cache": False, "max_length": 4096}, {}),
+    (
+        {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "min_p": 0},
+        {"temperature": 0.6, "top_p": 0.95, "min_p": 0},
+    ),
+    ({"do_sample": False, "top_p": 0.95, "top_k": 20}, {"temperature": 0.0, "top_p": 0.95, "top_k": 20}),
     ({"bad_words_ids": None, "suppress_tokens": [], "watermarking_config": {}}, {}),
 ]
 
@@ -327,6 +328,11 @@ def test_a_temperature_beside_greedy_is_warned_of(tmp_path):
         ("presence_penalty", 3),
         ("frequency_penalty", "0"),
         ("do_sample", "no"),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", 2.5),
+        ("min_p", "0"),
     ],
 )
 def test_a_default_that_no_request_may_have_is_refused_by_name(tmp_path, name, value):
@@ -342,7 +348,8 @@ EVERY = ("config.json", "eos_token_id"), ("generation_config.json", "eos_token_i
     ("config", "generation", "ends", "unused"),
     [
         (2, 2, (2,), ()),
-        (2, [2, 3], (2, 3), ()),
+        (2, [2, 3, 2], (2, 3), ()),
+        (2, None, (2,), ()),
         (2, 3, (3,), EVERY[:1]),
         (2, -1, (2,), EVERY[1:]),
         (2, [97, 5], (5,), EVERY),

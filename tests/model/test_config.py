@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.model.config import load_config, model_length, read_model_config, resolve_model_dir
+from gapless.model.config import read_model_config, resolve_model_dir
 
 PLAIN = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -59,12 +58,6 @@ def test_families_differ_by_flags(tmp_path, architecture, flags):
     changes = {"attention_bias": True, "mlp_bias": True, "head_dim": 8}
     config = read_model_config(write(tmp_path, architectures=[architecture], **changes))
     assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == flags
-
-
-def test_a_mimo_model_needs_no_code_of_its_own_to_be_read(tmp_path):
-    changes = {"auto_map": {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}, "num_nextn_predict_layers": 1}
-    config = read_model_config(write(tmp_path, architectures=["MiMoForCausalLM"], **changes))
-    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (True, False, False)
 
 
 def test_a_missing_head_dim_has_its_family_default(tmp_path):
@@ -161,40 +154,6 @@ def test_a_broken_file_is_named(tmp_path, content, says, name):
     with pytest.raises(CheckpointError, match=says) as caught:
         read_model_config(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
-
-
-def test_end_tokens_of_the_generation_config_win(tmp_path):
-    assert read_model_config(write(tmp_path, generation={"eos_token_id": [5, 6, 5]})).eos_token_ids == (5, 6)
-    assert read_model_config(write(tmp_path, generation={})).eos_token_ids == (7,)
-    assert read_model_config(write(tmp_path, generation={}, eos_token_id=GONE)).eos_token_ids == ()
-
-
-def test_default_sampling_is_read_from_the_checkpoint(tmp_path):
-    full = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
-    found = read_model_config(write(tmp_path, generation=full)).default_sampling
-    assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05}
-    greedy = read_model_config(write(tmp_path, generation={**full, "do_sample": False})).default_sampling
-    assert greedy == {**found, "temperature": 0.0}
-    for name, value in (("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", 2.5), ("min_p", "0")):
-        with pytest.raises(CheckpointError, match=f"generation_config.json: {name}"):
-            read_model_config(write(tmp_path, generation={name: value}))
-
-
-def test_a_model_is_as_long_as_asked_up_to_its_limit(tmp_path):
-    config = load_config(EngineConfig(model=str(write(tmp_path))))
-    assert model_length(EngineConfig(), config) == 512
-    assert model_length(EngineConfig(max_model_len=100), config) == 100
-    with pytest.raises(ConfigError, match=r"max_model_len \(513\).*position_embeddings is 512: ask for 512 or less"):
-        model_length(EngineConfig(max_model_len=513), config)
-
-
-def test_rope_scaling_lengthens_the_limit_but_not_the_default(tmp_path):
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-    config = read_model_config(write(tmp_path, rope_scaling=yarn))
-    assert model_length(EngineConfig(), config) == 512
-    assert model_length(EngineConfig(max_model_len=2048), config) == 2048
-    with pytest.raises(ConfigError, match="2048"):
-        model_length(EngineConfig(max_model_len=2049), config)
 
 
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):

@@ -6,22 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gapless.kernels import layout as L
 from gapless.kernels import native, plain
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    CUT_ID,
-    CUT_VALUE,
-    DRAFTED,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MIN_LEN,
-    NO_TOKEN,
-    SEED_HIGH,
-    SEED_LOW,
-    STOP_IDS,
-    TEMPERATURE,
-)
 from gapless.kernels.random import gumbel
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
@@ -40,13 +26,13 @@ def kernels(request) -> Kernels:
 def tables_of(rows: int, temperature: float) -> Tables:
     """Rows of one temperature, each with a seed and a length of its own, and something adjusted."""
     tables = Tables.new(rows, 64, 4, torch.device("cpu"))
-    tables.state[:, LENGTH] = torch.arange(rows + 1) % 40
-    tables.state[:, DRAFTED] = tables.state[:, LENGTH] + PLACES - 1
-    tables.state[:, CUT_VALUE::2], tables.state[:, CUT_ID::2] = KEEP_VALUE, KEEP_ID
-    tables.params[:, STOP_IDS:] = NO_TOKEN
-    tables.params[:, TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
-    tables.params[:, SEED_LOW] = torch.arange(rows + 1) * 7919
-    tables.params[:, ADJUST_SLOT] = 3
+    tables.state[:, L.LENGTH] = torch.arange(rows + 1) % 40
+    tables.state[:, L.DRAFTED] = tables.state[:, L.LENGTH] + PLACES - 1
+    tables.state[:, L.CUT_VALUE :: 2], tables.state[:, L.CUT_ID :: 2] = L.KEEP_VALUE, L.KEEP_ID
+    tables.params[:, L.STOP_IDS :] = L.NO_TOKEN
+    tables.params[:, L.TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
+    tables.params[:, L.SEED_LOW] = torch.arange(rows + 1) * 7919
+    tables.params[:, L.ADJUST_SLOT] = 3
     return tables
 
 
@@ -63,7 +49,10 @@ def test_each_place_is_drawn_with_its_own_noise(kernels, temperature, some):
     draws, named = Draws(kernels, rows, tables, VOCAB, ids), torch.arange(VOCAB) if ids is None else ids
     for place in range(PLACES):
         logits = logits_of(place, len(rows), len(named))
-        position, seed = tables.state[rows, LENGTH, None].long() + place, tables.params[rows, SEED_LOW : SEED_HIGH + 1]
+        position, seed = (
+            tables.state[rows, L.LENGTH, None].long() + place,
+            tables.params[rows, L.SEED_LOW : L.SEED_HIGH + 1],
+        )
         noise = gumbel(named.expand(len(rows), -1), VOCAB, position, seed)
         assert torch.equal(draws.next(logits), named[(logits + temperature * noise).argmax(1)])
     assert all(map(torch.equal, tables, before))
@@ -71,7 +60,7 @@ def test_each_place_is_drawn_with_its_own_noise(kernels, temperature, some):
 
 def test_a_stop_id_is_not_drafted_below_the_least_length(kernels):
     tables, rows = tables_of(4, 0.0), torch.arange(1, 5)
-    tables.params[:, STOP_IDS], tables.params[:, MIN_LEN] = 7, tables.state[:, LENGTH] + 2
+    tables.params[:, L.STOP_IDS], tables.params[:, L.MIN_LEN] = 7, tables.state[:, L.LENGTH] + 2
     ids = torch.arange(5, 15)
     logits = torch.zeros(4, len(ids))
     logits[:, 2], logits[:, 4] = 9.0, 5.0
@@ -81,7 +70,7 @@ def test_a_stop_id_is_not_drafted_below_the_least_length(kernels):
 
 def test_drafts_of_a_like_model_are_its_tokens_more_often_than_the_best_one_is(kernels):
     tables = tables_of(2000, 1.0)
-    tables.params[:, ADJUST_SLOT] = 0
+    tables.params[:, L.ADJUST_SLOT] = 0
     rows = torch.arange(1, 2001)
     model = logits_of(1, len(rows), VOCAB) * 1.5
     own = model + logits_of(2, len(rows), VOCAB) * 0.5

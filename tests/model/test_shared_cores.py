@@ -1,8 +1,5 @@
-"""On a CPU, steps of a bfloat16 model leave the cores to the kernels' own threads.
-
-torch shares an operator's work among threads of its own from 32,768 elements on, and those spin for a while afterwards,
-on the cores that our next product needs: copying for 0.07 ms has cost that product 2 ms.
-"""
+"""On a CPU, steps of a bfloat16 model leave the cores to the kernels' own threads: torch's, among which it shares work
+from 32,768 elements on, spin for a while afterwards, where our next product needs them."""
 
 import json
 from contextlib import nullcontext

@@ -107,12 +107,6 @@ def test_a_file_cut_in_its_header_is_refused(single, keep):
     refused(single, path, "fetch it again")
 
 
-def test_a_header_that_is_not_json_is_refused(single):
-    path = single / SINGLE
-    path.write_bytes(struct.pack("<Q", 16) + b"<html>not found>" + bytes(64))
-    refused(single, path, "not valid JSON")
-
-
 MALFORMED = (
     None,
     [],
@@ -129,18 +123,15 @@ def test_a_malformed_header_entry_is_refused(single, entry):
     refused(single, single / SINGLE, NAME, "malformed")
 
 
-def test_bytes_that_do_not_match_the_shape_are_counted(single):
+def test_offsets_that_do_not_fit_are_refused(single):
     def shorten(header):
         header[NAME]["data_offsets"][1] -= 4
 
-    edit_header(single / SINGLE, shorten)
-    refused(single, single / SINGLE, NAME, "2044 bytes, which is not F32 [16, 32]")
-
-
-def test_tensors_that_overlap_are_refused(single):
     def overlap(header):
         header[NAME]["data_offsets"] = header[NAME.replace("k_proj", "v_proj")]["data_offsets"]
 
+    edit_header(single / SINGLE, shorten)
+    refused(single, single / SINGLE, NAME, "2044 bytes, which is not F32 [16, 32]")
     edit_header(single / SINGLE, overlap)
     refused(single, single / SINGLE, "safetensors")
 
@@ -223,31 +214,24 @@ def test_an_index_that_points_elsewhere_is_refused(sharded, name):
     refused(sharded, sharded / INDEX, NAME, repr(name))
 
 
-@pytest.mark.parametrize("weight_map", (None, {}, []))
-def test_an_index_without_a_map_is_refused(sharded, weight_map):
-    edit_index(sharded, lambda index: index.update(weight_map=weight_map))
-    refused(sharded, sharded / INDEX, "weight_map")
-
-
-def test_an_index_that_is_not_json_is_refused(sharded):
+def test_an_index_without_a_map_or_json_is_refused(sharded):
+    for weight_map in (None, {}, []):
+        edit_index(sharded, lambda index, given=weight_map: index.update(weight_map=given))
+        refused(sharded, sharded / INDEX, "weight_map")
     (sharded / INDEX).write_text("{")
     refused(sharded, sharded / INDEX, "JSON")
 
 
-def test_a_checkpoint_of_pickles_is_refused(single):
-    (single / SINGLE).rename(single / "pytorch_model.bin")
+def test_a_directory_without_a_file_of_tensors_is_refused(single):
+    path = single / SINGLE
+    path.write_bytes(struct.pack("<Q", 16) + b"<html>not found>" + bytes(64))
+    refused(single, path, "not valid JSON")
+    path.rename(single / "pytorch_model.bin")
     refused(single, single / "pytorch_model.bin", "pickle", "safetensors")
-
-
-def test_a_directory_without_weights_is_refused(single):
-    (single / SINGLE).unlink()
+    (single / "pytorch_model.bin").unlink()
     refused(single, single, SINGLE, INDEX)
-
-
-def test_a_directory_in_place_of_the_file_is_refused(single):
-    (single / SINGLE).unlink()
-    (single / SINGLE).mkdir()
-    refused(single, single / SINGLE, "cannot be read")
+    path.mkdir()
+    refused(single, path, "cannot be read")
 
 
 def test_some_tensors_may_be_left_over(tmp_path):
@@ -270,23 +254,15 @@ def test_files_may_be_links(single, tmp_path):
     assert load(links).vocab_size == SIZES["vocab_size"]
 
 
-def test_loading_does_not_touch_the_process_wide_random_state(single):
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    load(single, load_format="dummy")
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_dummy_weights_follow_the_seed_and_need_no_files(single):
     (single / SINGLE).unlink()
+    before = torch.random.get_rng_state()
     first, again, other = (load(single, load_format="dummy", seed=seed).embedding for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert abs(first.std().item() - 0.02) < 0.002
     assert len(torch.unique(first, dim=0)) == len(first)
-
-
-def test_dummy_norms_are_one(single):
+    assert torch.equal(torch.random.get_rng_state(), before), "the process's own random numbers go on"
     model = load(single, load_format="dummy")
     assert torch.equal(model.blocks[-1].next_norm, torch.ones(32))
     assert all(torch.equal(block.input_norm, torch.ones(32)) for block in model.blocks)

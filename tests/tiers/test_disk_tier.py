@@ -218,17 +218,23 @@ def test_the_log_is_rewritten_before_it_grows_without_bound(reopened, tmp_path):
     assert loaded(tier, setup, 4)[1] == [content(4)]
 
 
-def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(reopened, monkeypatch):
-    tier, setup = reopened()
-    stored(tier, setup, 0, 1)
+def no_space(monkeypatch, refuses):
+    """Have the system refuse some writes, by their size and place; returns what writes all."""
     write = os.pwrite
 
     def full(file, data, at):
-        if len(data) == SLOT and at >= 2 * SLOT:
+        if refuses(len(data), at):
             raise OSError(28, "No space left on device")
         return write(file, data, at)
 
     monkeypatch.setattr(os, "pwrite", full)
+    return write
+
+
+def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(reopened, monkeypatch):
+    tier, setup = reopened()
+    stored(tier, setup, 0, 1)
+    no_space(monkeypatch, lambda size, at: size == SLOT and at >= 2 * SLOT)
     end = stored(tier, setup, 2)
     assert end.failed and end.checksums == () and has(tier, 0, 1, 2) == [False, True, False]
     assert not stored(tier, setup, 2).failed and loaded(tier, setup, 1, 2)[1] == [content(1), content(2)]
@@ -237,15 +243,8 @@ def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(reopened, monkeypatc
 def test_a_log_without_space_costs_no_slot(reopened, monkeypatch):
     tier, setup = reopened(pages=2)
     stored(tier, setup, 0, 1)
-    write = os.pwrite
-
-    def full(file, data, offset):
-        if len(data) == RECORD_BYTES:
-            raise OSError("no space")
-        return write(file, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="no space"):
+    write = no_space(monkeypatch, lambda size, at: size == RECORD_BYTES)
+    with pytest.raises(OSError, match="No space"):
         tier.store(2, [page(setup, 2, 2, 0)])
     monkeypatch.setattr(os, "pwrite", write)
     stored(tier, setup, 3, 4)

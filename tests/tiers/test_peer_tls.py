@@ -234,14 +234,6 @@ def test_bytes_after_a_stop_are_no_cipher_text(files):
     taker.close()
 
 
-def test_a_peer_with_another_key_is_refused_over_tls_too(opened, setup, address, files, caplog):
-    giver = opened(giver_at(setup, address, files))
-    stored(giver, setup, 0)
-    plan = PeerPlan(None, (address,), b"another key of the tests, long", files)
-    assert has(opened(open_peer_tier(setup, plan, back_off=0.1)), 0) == [False]
-    assert "another key" in caplog.text
-
-
 # What the user says.
 
 

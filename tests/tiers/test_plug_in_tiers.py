@@ -62,13 +62,10 @@ def test_a_plug_in_that_cannot_be_imported_is_named():
         factory_of("broken")
 
 
-def test_a_peer_tier_without_a_role_is_refused_before_weights_are_read():
+def test_peers_without_a_role_or_a_key_are_refused_before_weights_are_read(monkeypatch):
+    monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
     with pytest.raises(ConfigError, match="peer is for engines with a role: add --role"):
         EngineTiers(EngineConfig("demo", kv_tiers=["host:1MiB", "peer:1MiB"]))
-
-
-def test_a_peer_over_tcp_without_a_key_is_refused_before_weights_are_read(monkeypatch):
-    monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"kv_peer_listen: .* 127\.0\.0\.1:5600, .* need a key"):
         EngineTiers(EngineConfig("demo", role="prefill", kv_tiers=["host:1MiB", "peer:1MiB"]))
 

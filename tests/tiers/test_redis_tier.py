@@ -100,19 +100,19 @@ def test_a_value_has_its_length_and_checksum_in_front(fake, redis):
     assert struct.unpack("<8sQq", value[:24]) == (b"gaplesK1", SLOT, sum_) and value[32:] == content(0)
 
 
-@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9\r\n", b"HTTP/1.1 400 secret\r\n\r\n", b":secret\r\n"])
-def test_a_server_that_is_no_redis_is_named_so_and_not_quoted(fake, monkeypatch, answer):
-    monkeypatch.setattr(fake, "answer", lambda words: answer)
-    with pytest.raises(ConfigError, match=r"at 127\.0\.0\.1:\d+/0: what answers does not speak its protocol$") as error:
-        RedisTier(setup_of(fake.url.replace("//", "//me:secret@"), 64))
-    assert "secret" not in said_by(error.value)
+NO_REDIS = "what answers does not speak its protocol"
 
 
-def test_a_server_that_repeats_a_refused_command_is_not_quoted_with_the_password(fake, monkeypatch):
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        *((some, NO_REDIS) for some in (b"SSH-2.0-OpenSSH_9", b"HTTP/1.1 400 secret\r\n", b":secret")),
+        (b"-ERR unknown command, with args beginning with: 'secret'", "it answers ERR"),
+    ],
+)
+def test_a_server_that_refuses_a_name_and_password_is_not_quoted(fake, monkeypatch, refusal, said):
     answer = fake.answer
-    repeats = b"-ERR unknown command, with args beginning with: 'secret'\r\n"
-    monkeypatch.setattr(fake, "answer", lambda words: repeats if words[0] == b"AUTH" else answer(words))
-    url = fake.url.replace("//", "//me:secret@")
-    with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:\d+/0: it answers ERR$") as error:
-        RedisTier(setup_of(url, 64))
+    monkeypatch.setattr(fake, "answer", lambda words: refusal + b"\r\n" if words[0] == b"AUTH" else answer(words))
+    with pytest.raises(ConfigError, match=rf"no Redis answers at 127\.0\.0\.1:\d+/0: {said}$") as error:
+        RedisTier(setup_of(fake.url.replace("//", "//me:secret@"), 64))
     assert "secret" not in said_by(error.value)
