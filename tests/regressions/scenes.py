@@ -105,12 +105,6 @@ class Prefers:
         return next((stream for stream in ready if stream.name in self._names), needed)
 
 
-def device_that_prefers(*names: str, maps_host: bool = False) -> SimDevice:
-    device = SimDevice(0, maps_host=maps_host)
-    device.adversary = Prefers(*names)
-    return device
-
-
 class Log:
     """The plans of a loop: all of them, and those that are in flight now."""
 
@@ -128,11 +122,6 @@ class Log:
 
     def in_flight(self) -> list[StepPlan]:
         return [flight.plan for flight in self._loop.flights]
-
-
-def rows_of(plan: StepPlan) -> set[int]:
-    """Rows that take part in a step."""
-    return {*plan.decode, *(chunk.row for chunk in plan.chunks)}
 
 
 def short_packets(loop: Loop) -> None:
@@ -172,13 +161,6 @@ def one_batch_for_all() -> Iterator[None]:
 
     with patch.object(Leader, "exact", refill):
         yield
-
-
-class Passed:
-    """A fence that guards nothing."""
-
-    def done(self) -> bool:
-        return True
 
 
 class FakeCuda:

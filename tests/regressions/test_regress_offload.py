@@ -69,15 +69,3 @@ def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice(
             loop.pool.check([])
         play(loop, conversations(rounds=1))
     assert left > 8, "requests were meant to leave during loads"
-
-
-class OneFence:
-    """The fence of whatever was recorded last."""
-
-    latest = None
-
-    def __init__(self, fence):
-        OneFence.latest = fence
-
-    def __getattr__(self, name):
-        return getattr(OneFence.latest, name)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from harness import checksum_loop, script, sizes
+from harness import checksum_loop
 from scenes import (
     broken,
     collect,
@@ -149,20 +149,3 @@ def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
 
     with must_fail():
         scene(by_the_host)
-
-
-@pytest.mark.seeds
-def test_lifetime_L3_the_plan_of_a_step_is_its_own():
-    """A planner's pinned buffer was rewritten by the next plan() while the device still read it. Here plan() is given a
-    value that travels with its launch, so the host may decide eight steps ahead of the forward."""
-
-    def scene(mood, depth):
-        for seed in SEEDS:
-            shape = sizes(seed)
-            play(checksum_loop(SimDevice(seed, mood), shape, depth), script(seed, shape.max_len))
-
-    scene("lazy", 8)
-    with one_batch_for_all():
-        scene("eager", 1)
-        with must_fail():
-            scene("lazy", 8)
