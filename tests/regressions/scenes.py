@@ -1,8 +1,4 @@
-"""What the scenarios share: requests, devices that move as a scenario wants, and engines with one part broken.
-
-Every scenario runs the sound engine, and most run it again with one protection taken away: that must fail, or the
-scenario would prove nothing.
-"""
+"""Requests, devices that move as a scenario wants, and engines with one part broken, which must fail."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, run, script, sizes
+from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, request, run, script, sizes
 from torch import Tensor
 
 from gapless.base.errors import GaplessError
-from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepPlan
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape
@@ -31,12 +25,6 @@ Tweak = Callable[[Loop], None]
 
 BROKEN = (AssertionError, GaplessError, LookupError, ValueError)
 """How a broken engine shows: an assertion of ours or of the scenario, a failed program, a failed look-up."""
-
-
-def request(key: int, prompt: list[int], new: int, stop_ids: tuple[int, ...] = (), **sampling: Any) -> Request:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": None, **sampling})
-    tokens, min_len = np.array(prompt, np.int32), len(prompt) + params.min_tokens
-    return Request(key, tokens, params, params.seed or 0, stop_ids, min_len, len(prompt) + new)
 
 
 def job(key: int, prompt: list[int], new: int, arrives: int = 0, stop_ids: tuple[int, ...] = ()) -> Job:

@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from harness import VOCAB, captures_at_once, checksum_loop, sizes
+from harness import VOCAB, captures_at_once, checksum_loop, request, sizes
 from oracle_drafter import Oracle
-from scenes import broken, job, play, request, tokens
+from scenes import broken, job, play, tokens
 
 from gapless.loop.loop import Loop
 from gapless.step.speculation import Gate, Speculation

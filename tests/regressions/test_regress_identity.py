@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
-from harness import VOCAB, checksum_loop, model_loop
-from scenes import Log, Prefers, broken, job, must_fail, play, request, tokens
+from harness import VOCAB, checksum_loop, model_loop, request
+from scenes import Log, Prefers, broken, job, must_fail, play, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams

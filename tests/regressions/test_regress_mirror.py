@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import VOCAB, checksum_loop
-from scenes import broken, job, request, tokens
+from harness import VOCAB, checksum_loop, request
+from scenes import broken, job, tokens
 
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import Job, checksum_loop, contents_of, kernels_for
-from scenes import play, request, tokens
+from harness import Job, checksum_loop, contents_of, kernels_for, request
+from scenes import play, tokens
 
 from gapless.loop.build import HostSizes, Sizes
 from gapless.testing.sim import SimDevice

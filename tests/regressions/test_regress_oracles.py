@@ -26,6 +26,7 @@ from gapless.step.executor import Executor
 from gapless.step.lanes import Lanes
 from gapless.step.processors import ProcessorTables
 from gapless.step.program import StepProgram
+from gapless.testing.sim import SimStream
 
 pytestmark = pytest.mark.unguarded
 
@@ -52,6 +53,16 @@ def lifetime_L3_the_plan_of_a_step_is_refilled() -> AbstractContextManager[None]
 @noticed_by("erring draft model", "lazy")
 def row_013_the_plan_of_draft_passes_is_refilled() -> AbstractContextManager[None]:
     return one_batch_for_all()
+
+
+@noticed_by("page groups", "lazy")
+def row_010_the_metadata_of_attention_is_refilled() -> AbstractContextManager[None]:
+    return one_batch_for_all()
+
+
+@noticed_by("plain", "lazy", sharp=True)
+def row_011_an_upload_overtakes_the_stream() -> AbstractContextManager[None]:
+    return replaced(SimStream, "upload", lambda _, self, target, source: target.copy_(source))
 
 
 @noticed_by("right drafts")
