@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -52,6 +52,19 @@ def check_tokens(jobs: list[Job], direct: Callable[[Request], list[int]], why: o
     for job in jobs:
         tokens = direct(job.request)
         assert job.tokens == (tokens[: len(job.tokens)] if job.flag == -1 else tokens), why or job.request
+
+
+def request(key: int, prompt: Iterable[int], new: int, stop_ids: tuple[int, ...] = (), **asks: Any) -> Request:
+    """A greedy request for `new` tokens, unless it asks for something else."""
+    own = {name: asks.pop(name) for name in ("adapter", "matcher", "priority", "salt", "transfer") if name in asks}
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": None, **asks})
+    tokens = np.array(prompt, np.int32)
+    least, most = len(tokens) + params.min_tokens, len(tokens) + new
+    return Request(key, tokens, params, params.seed or 0, stop_ids, least, most, **own)
+
+
+def ask(key: int, prompt: Iterable[int], arrives: int = 0, new: int = 6, **asks: Any) -> Job:
+    return Job(request(key, prompt, new, **asks), arrives, None)
 
 
 def script(seed: int, max_len: int) -> list[Job]:

@@ -1,8 +1,4 @@
-"""Puts engines under no_race: each table, page, packet and outbox by its name, on every device.
-
-tests/conftest.py does it for tests with the mark `no_race` and for those of whole engines, and for every test with
-`pytest --guard-races every`. Oracles of many seeds do it themselves, with fewer seeds.
-"""
+"""Puts engines under no_race: each table, page, packet and outbox by its name, on every device."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Has replays of tapes report to the race checker by themselves, without the mode that sees every operator.
-
-The mode takes several times as long as the operators of small steps, most of which touch no memory under watch. Which
-calls of a tape do is the same at every replay: outside tensors stay where they are, and what the program makes is its
-own memory.
-"""
+"""Replays of tapes report to the race checker without the mode that sees every operator, which takes several times as
+long: the calls of a tape that touch watched memory are the same at every replay."""
 
 from __future__ import annotations
 

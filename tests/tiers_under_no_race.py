@@ -1,8 +1,5 @@
-"""Tells no_race what the host tier and the tiers below it share: slots, memory of peers, and the transfers' rings.
-
-Threads of tiers copy by numpy and in C, which is not seen: what a job may touch is stated, from its begin to its end.
-So are the orders that a deque brings about, on which threads of tiers and the loop hand over.
-"""
+"""Tells no_race what threads of tiers touch, from the begin of a job to its end, and the order that their deques bring:
+they copy by numpy and in C, which is not seen."""
 
 from __future__ import annotations
 

@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from adapted_checksum import adapted_loop
-from harness import sizes
-from mutation.tools import replaced
-from oracles import ADAPTED
+from harness import request, sizes
 
 from gapless.base.errors import RequestError
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
-from gapless.memory.adapters import AdapterSlots
-from gapless.memory.index import PrefixIndex
-from gapless.memory.ledger import Clock
-from gapless.step.adapters import AdapterLoader
 from gapless.testing.sim import SimDevice
 
 
-def disturbed(mutation):
-    """Whether one of some seeds gives other tokens, or trips over a lease that is broken."""
-    with mutation:
-        for seed in range(900, 912):
-            try:
-                ADAPTED.play(seed, SimDevice(seed), 4)
-            except AssertionError:
-                return True
-    return False
-
-
-@pytest.mark.usefixtures("guarded_steps")
-def test_a_slot_that_is_loaded_while_steps_read_it_is_noticed():
-    def retire(original, self, adapter, last_step):
-        original(self, adapter, 0)
-
-    assert disturbed(replaced(AdapterSlots, "retire", retire))
-
-
-def test_pages_shared_between_adapters_are_noticed():
-    def chain(original, self, tokens, salt, adapter=""):
-        return original(self, tokens, salt)
-
-    assert disturbed(replaced(PrefixIndex, "chain", chain))
-
-
-def test_an_adapter_that_is_taken_before_its_load_has_ended_is_noticed():
-    def done(original, self):
-        if self._load is not None:
-            load, self._load = self._load[0], None
-            self._ledger.advance(Clock.ADAPTERS, load.number)
-        original(self)
-
-    assert disturbed(replaced(AdapterLoader, "poll", done))
-
-
 def asking(key, adapter, length=8):
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Request(key, np.array([key, 1], np.int32), params, 0, (), 0, length, adapter=adapter)
+    return request(key, [key, 1], length - 2, adapter=adapter)
 
 
 def test_requests_that_wait_for_an_adapter_hold_up_no_others():

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from harness import VOCAB, Job, check_at_rest, checksum_loop, run
+from harness import VOCAB, Job, check_at_rest, checksum_loop, request, run
 from oracle_drafter import Oracle
 from sharpest import sharpest
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.kernels import native
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
@@ -28,10 +25,8 @@ def new_loop(depth: int, page_size: int = 4, rows: int = 2, pages: int = 60, err
     return checksum_loop(SimDevice(depth), shape, depth, kernels=native.load(), speculation=speculation)
 
 
-def new_job(prompt: list[int], max_len: int, aborts: int | None = None, **fields: Any) -> Job:
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    request = Request(0, np.array(prompt, np.int32), params, 0, fields.get("stop_ids", ()), 0, max_len)
-    return Job(request._replace(**fields), 0, aborts)
+def new_job(prompt: list[int], max_len: int, aborts: int | None = None, key: int = 0, stop_ids: Any = ()) -> Job:
+    return Job(request(key, prompt, max_len - len(prompt), stop_ids), 0, aborts)
 
 
 def play(loop: Loop, *jobs: Job) -> Loop:

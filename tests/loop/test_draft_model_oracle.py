@@ -6,16 +6,13 @@ import itertools
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from direct import run_directly
-from harness import VOCAB, Job
+from harness import VOCAB, Job, request
 from oracle_drafter import ErringDraft
 from oracles import direct_plain, draft_model_loop
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.kernels.tables import Tables
 from gapless.loop.build import Sizes
 from gapless.model.draft_model import DraftModel
@@ -31,8 +28,7 @@ def drafts_of(shape: Sizes, jobs: list[Job], seed: int, depth: int) -> Counter[s
 
 
 def job(key: int, prompt: list[int], length: int, turn: int = 0, aborts: int | None = None) -> Job:
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Job(Request(key, np.array(prompt, np.int32), params, 0, (), 0, length), turn, aborts)
+    return Job(request(key, prompt, length - len(prompt)), turn, aborts)
 
 
 @pytest.mark.parametrize("page_size", [2, 4, 8])

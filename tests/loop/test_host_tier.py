@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from adapted_checksum import adapted_loop
-from harness import VOCAB, Job, check_at_rest, checksum_loop, kernels_for, run
-from mutation.sites_of_pages import store_without_pin
+from harness import VOCAB, ask, check_at_rest, checksum_loop, kernels_for, run
 from sharpest import sharpest
 
 from gapless.base.errors import ConfigError
-from gapless.base.params import SamplingParams
-from gapless.base.records import Cause, Request
+from gapless.base.records import Cause
 from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
@@ -30,12 +27,6 @@ pytestmark = pytest.mark.no_race
 
 SLOT = 4096
 SHAPE = Sizes(rows=2, max_len=64, pages=20, page_size=4, step_tokens=64, queue=8)
-
-
-def ask(key, prompt, arrives=0, new=6):
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    request = Request(key, np.array(prompt, np.int32), params, 0, (), 0, len(prompt) + new)
-    return Job(request, arrives, None)
 
 
 def prompts(count=4, length=40):
@@ -104,7 +95,6 @@ def test_a_flipped_bit_is_computed_again(bits):
     loop.transfers.slots[0][:, 5] ^= bits  # a plain sum would miss half of such pairs
     counts = rounds(loop)
     assert counts.refused > 20 and counts.loaded, "the second round stores them again"
-    device.close()
 
 
 def test_time_that_only_a_load_takes_counts_as_copy_wait():
@@ -115,7 +105,6 @@ def test_time_that_only_a_load_takes_counts_as_copy_wait():
     rounds(loop, times=1)
     after = loop.account().idle
     assert after[Cause.COPY_WAIT] - before[Cause.COPY_WAIT] > 4 * 1_000
-    device.close()
 
 
 def test_moved_bytes_and_times_are_known_to_the_next_step():
@@ -135,7 +124,6 @@ def test_moved_bytes_and_times_are_known_to_the_next_step():
     assert all(begin < end <= step.launched_at for step, (begin, end) in zip(steps, loads, strict=True) if end)
     spans = [span for span in stores if span[1]]
     assert all(one[1] <= other[0] for one, other in pairwise(spans)), "one transfer at a time"
-    device.close()
 
 
 def test_a_load_is_begun_by_the_turn_that_asks_for_it():
@@ -145,7 +133,6 @@ def test_a_load_is_begun_by_the_turn_that_asks_for_it():
     before = device.host_now
     counts = rounds(loop, times=1)
     assert counts.loaded and device.host_now - before < NEWS_SECONDS * 10**9, "the loop waited for the bell in vain"
-    device.close()
 
 
 @pytest.mark.parametrize("mood", sharpest(["random", "eager", "bursts"]))
@@ -158,7 +145,6 @@ def test_the_end_of_a_load_between_two_looks_of_a_turn_ends_its_wait(mood):
         before = device.host_now
         counts = rounds(loop, times=1)
         assert counts.loaded > 24 and device.host_now - before < NEWS_SECONDS * 10**9, f"seed {seed}"
-        device.close()
 
 
 def logged(monkeypatch, calls, owner, name, what):
@@ -178,12 +164,10 @@ def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
     run(loop, [ask(1, prompts()[0])])
     evict(loop)
     logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: bool(loop.transfers.bulk_in.underway))
-    adapted, plain = ask(2, [1]), ask(3, prompts()[0])
-    adapted.request = adapted.request._replace(adapter="ann")
+    adapted, plain = ask(2, [1], adapter="ann"), ask(3, prompts()[0])
     run(loop, [adapted, plain])
     plain.check()
     assert begun[0] and loop.transfers.host.counts.loaded >= 9
-    device.close()
 
 
 @pytest.mark.parametrize("depth", sharpest([2, 1, None]))
@@ -199,7 +183,6 @@ def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkey
     turns = " ".join(calls).split("turn")
     both = [turn.split() for turn in turns if "launch" in turn and "transfer" in turn]
     assert len(both) > 20 and all(turn[0] == "launch" for turn in both)
-    device.close()
 
 
 def test_loads_that_no_running_request_is_beside_queue_one_behind_another(monkeypatch):
@@ -216,7 +199,6 @@ def test_loads_that_no_running_request_is_beside_queue_one_behind_another(monkey
     assert sizes_ == [(AT_REST, 0), (5, AT_REST)]
     counts = loop.transfers.host.counts
     assert (counts.loaded, counts.refused) == (AT_REST + 5, 0), "each has places and checksums of its own"
-    device.close()
 
 
 def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_allows():
@@ -227,7 +209,6 @@ def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_a
     assert [transfers.most(passed) for passed in (1, 10**6, 10**9)] == [BATCH_PAGES, 100, MOST_BATCH]
     transfers.host.running = 0
     assert transfers.most(1) == AT_REST
-    device.close()
 
 
 def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatch):
@@ -241,22 +222,11 @@ def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatc
     device.host_now += 10**6
     transfers.poll()
     assert most == [100, 40]
-    device.close()
 
 
 def evict(loop):
     pages = [loop.pool.take() for _ in range(loop.pool.available())]
     loop.pool.retire(pages, 0)
-
-
-class SlowStores(Adversary):
-    """Moves the stream of stores only where nothing else can move."""
-
-    def __init__(self):
-        super().__init__(random.Random(1), "manual")
-
-    def forced(self, ready, needed):
-        return next((stream for stream in ready if stream.name != "bulk_out"), needed)
 
 
 class SlowSteps(Adversary):
@@ -290,7 +260,6 @@ def test_the_end_of_a_load_is_seen_within_a_step_and_that_of_a_store_where_peers
         loop.turn()
     assert seen["loaded"]["begin"] == seen["loaded"]["loaded"], "no step ended meanwhile"
     assert (seen["stored"]["begin"][0] == seen["stored"]["stored"][0]) == peers
-    device.close()
 
 
 def test_a_request_whose_load_ends_within_a_step_begins_beside_it():
@@ -307,42 +276,6 @@ def test_a_request_whose_load_ends_within_a_step_begins_beside_it():
         flying = loop.in_flight
         started += [key for key, _ in loop.turn().started]
     assert flying == 1, "the step that ran when it began to wait"
-    device.close()
-
-
-def reuse_pages_that_are_stored():
-    """A request needs pages that are being stored, and then their prompt comes again, with them in the host tier.
-
-    Returns whether the pages waited for their store, and the request that came again.
-    """
-    device, (known, other, _, _) = SimDevice(1), prompts()
-    device.adversary = SlowStores()
-    loop = checksum_loop(device, SHAPE._replace(rows=1, pages=13), 2, host=HostSizes(100 * SLOT, 1))
-    first, between, again = ask(1, known), ask(2, other), ask(3, known)
-    loop.submit(first.request)
-    while loop.planner.room.running or not loop.transfers.bulk_out.underway:
-        loop.turn()
-    waited = loop.pool.fenced
-    for job in (between, again):
-        run(loop, [job], check=False)  # of pages; the tokens tell
-    assert loop.transfers.host.counts.loaded, "the pages were meant to come from their copies"
-    device.close()
-    return waited, again
-
-
-def test_a_page_that_others_need_while_it_is_stored_is_stored_as_it_was():
-    waited, again = reuse_pages_that_are_stored()
-    assert waited
-    again.check("after a store whose pages others needed")
-
-
-@pytest.mark.unguarded
-def test_a_planted_fault_that_gives_a_page_away_while_it_is_stored_gives_wrong_tokens_later():
-    with store_without_pin():
-        waited, again = reuse_pages_that_are_stored()
-    assert not waited
-    with pytest.raises(AssertionError, match="whose pages others needed"):
-        again.check("after a store whose pages others needed")
 
 
 def test_a_request_waits_once_for_a_load_that_does_not_come():
@@ -366,7 +299,6 @@ def test_a_request_waits_once_for_a_load_that_does_not_come():
     while loop.has_work():
         loop.turn()
     check_at_rest(loop)
-    device.close()
 
 
 def test_a_load_for_one_that_waits_preempts_nobody():
@@ -377,12 +309,10 @@ def test_a_load_for_one_that_waits_preempts_nobody():
     run(loop, [ask(1, known)])
     evict(loop)
     loop.planner.room.expected = 0
-    running = ask(2, other[:8], new=120)
-    running.request = running.request._replace(priority=-1)
+    running = ask(2, other[:8], new=120, priority=-1)
     run(loop, [running, ask(3, known, arrives=6)])
     running.check()
     assert loop.planner.preemptions == 0
-    device.close()
 
 
 def test_short_prefixes_are_computed_without_a_wait():
@@ -390,7 +320,6 @@ def test_short_prefixes_are_computed_without_a_wait():
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 41))
     counts = rounds(loop)
     assert counts.stored and not counts.loaded
-    device.close()
 
 
 def test_an_engine_without_a_tier_has_nothing_of_it():
@@ -399,4 +328,3 @@ def test_an_engine_without_a_tier_has_nothing_of_it():
     assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.host is None
     with pytest.raises(ConfigError, match=r"host:4095 holds no page of 4,096 bytes: give more"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))
-    device.close()

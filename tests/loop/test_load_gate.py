@@ -7,13 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, checksum_loop
+from harness import VOCAB, ask, checksum_loop, request
 from sharpest import sharpest
 from simulation.lower import LateLine
 from timed_device import TimedDevice, Times
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.below import LowerTiers
@@ -46,8 +44,7 @@ class Conversations:
         for number in [*range(COUNT)] * count:
             known = self._known[number] + self._tokens(4)
             self._key += 1
-            params = SamplingParams(temperature=0.0, max_tokens=None)
-            job = Job(Request(self._key, np.array(known, np.int32), params, 0, (), 0, len(known) + 2), 0, None)
+            job = ask(self._key, known, new=2)
             self.loop.submit(job.request)
             while self.loop.requests:
                 for settled in self.loop.turn().tokens:
@@ -124,8 +121,7 @@ def test_steps_as_large_as_a_small_budget_allows_are_measured():
     device = TimedDevice(Times())
     shape = SHAPE._replace(step_tokens=64)
     loop = checksum_loop(device, shape, None, host=PLENTY._replace(least_tokens=256), buckets=())
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    loop.submit(Request(1, np.arange(200, dtype=np.int32) % VOCAB, params, 0, (), 0, 204))
+    loop.submit(request(1, np.arange(200) % VOCAB, 4))
     while loop.requests:
         loop.turn()
     gate = loop.transfers.host.gate

@@ -6,7 +6,6 @@ import sys
 import threading
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from harness import (
@@ -16,6 +15,7 @@ from harness import (
     check_at_rest,
     checksum_loop,
     kernels_for,
+    request,
     run,
     script,
     sizes,
@@ -25,8 +25,7 @@ from sharpest import sharpest
 from torch_internals import take_back
 
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
-from gapless.base.params import SamplingParams
-from gapless.base.records import Cause, Flag, Request
+from gapless.base.records import Cause, Flag
 from gapless.device import CpuDevice, cpu_native
 from gapless.device.cpu import CpuFence
 from gapless.loop.build import Sizes, build_loop
@@ -40,11 +39,6 @@ from gapless.testing.sim import SimBell, SimDevice, SimFence
 
 POISON = 13
 SHAPE = Sizes(rows=3, max_len=48, pages=40, page_size=4, step_tokens=16, queue=8)
-
-
-def request(key, prompt, new, salt=""):
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Request(key, np.array(prompt, np.int32), params, 0, (), 0, len(prompt) + new, salt=salt)
 
 
 def finish(loop, *requests):
@@ -387,18 +381,6 @@ def test_without_transfers_the_loop_never_waits_for_the_bell_alone(depth, monkey
 # Capture.
 
 
-def test_a_graph_that_is_due_is_captured_when_the_engine_comes_to_rest():
-    """And not in the first turn of the next request."""
-    loop = checksum_loop(SimDevice(0), SHAPE, 2, patience=1)
-    graphs = loop.launcher.graphs
-    loop.submit(request(0, [1, 2, 3], 2))  # its last step is the one that misses a graph
-    while loop.in_flight or loop.planner.has_work():
-        loop.turn()
-    assert graphs.due and loop.has_work() and not len(graphs)
-    loop.turn()
-    assert not graphs.due and not loop.has_work() and len(graphs) == 2, "forward and sample"
-
-
 def test_a_depth_that_shrinks_lets_the_steps_in_flight_run_out(monkeypatch):
     loop = checksum_loop(SimDevice(0, mood="lazy"), SHAPE, 8)
     loop.submit(request(0, [1, 2, 3], 40))
@@ -639,7 +621,7 @@ def test_tenants_do_not_see_each_other_s_prefixes():
     loop = checksum_loop(SimDevice(12), SHAPE, 4)
     prompt = list(range(14))
     for key, (salt, hits) in enumerate((("a", 0), ("b", 0), ("", 0), ("a", 12), ("b", 24))):
-        finish(loop, request(key, prompt, 3, salt))
+        finish(loop, request(key, prompt, 3, salt=salt))
         assert loop.counters.prefix_hits == hits
 
 

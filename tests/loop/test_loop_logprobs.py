@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from direct import Varied, direct_logits, sampling_jobs
-from harness import VOCAB, Job, check_at_rest, run, script, sizes
+from harness import VOCAB, ask, check_at_rest, run, script, sizes
 from sharpest import sharpest
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Chunk, Flag, Request, StepPlan
+from gapless.base.records import Chunk, Flag, StepPlan
 from gapless.device import CpuDevice
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes, build_loop
@@ -144,9 +143,7 @@ SHAPE = Sizes(rows=4, max_len=48, pages=49, page_size=4, step_tokens=8, queue=16
 
 
 def asks(key, prompt, new=4, arrives=0, priority=0, **fields):
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": None, "prompt_logprobs": 1, "logprobs": 1, **fields})
-    tokens = np.array(prompt, np.int32)
-    return Job(Request(key, tokens, params, 0, (), 0, len(prompt) + new, priority), arrives, None)
+    return ask(key, prompt, arrives, new, priority=priority, **{"prompt_logprobs": 1, "logprobs": 1, **fields})
 
 
 def finish(loop, *jobs):

@@ -1,9 +1,5 @@
-"""What a row leases beside its pages: a made-up parameter whose slot changes what the row samples, at any depth.
-
-A slot holds a shift that is added to each token and grows by one with it, as an automaton moves on. The host writes the
-slot of a row when it admits the row. No stream orders that write behind steps in flight, as with memory that the device
-reads from the host: only the lease does.
-"""
+"""A made-up parameter leases a slot whose shift, added to each token, grows by one with it: only the lease orders the
+host's write of a slot behind the steps in flight."""
 
 from __future__ import annotations
 

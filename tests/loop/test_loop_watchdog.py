@@ -7,12 +7,10 @@ import sys
 import threading
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
+from harness import request
 
 from gapless.base.errors import DeviceError, StalledError
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.watchdog import SLOW_CPU, Watchdog, patience, stacks
@@ -90,8 +88,7 @@ def test_a_program_that_hangs_fails_every_wait_and_its_stack_is_shown(monkeypatc
     loop = build_loop(device, model, Sizes(2, 48, 20, 4, 8, 8), 2)
     dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
     dog.start()
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    loop.submit(Request(0, np.array([1, 2], np.int32), params, 0, (), 0, 40))
+    loop.submit(request(0, [1, 2], 38))
     with pytest.raises(DeviceError) as caught:
         while True:
             loop.turn()
@@ -112,8 +109,7 @@ def test_a_wait_for_transfers_is_no_stall_and_one_for_nothing_is(on_their_way, m
         if on_their_way:
             loop.pool.fill({page: b"%d" % transfer}, transfer)
     dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    loop.submit(Request(0, np.array([1, 2], np.int32), params, 0, (), 0, 40))
+    loop.submit(request(0, [1, 2], 38))
     ringing = threading.Timer(0.5, loop.bell.ring)
     ringing.start()
     dog.start()

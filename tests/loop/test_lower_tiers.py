@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dictionary_tier import DictionaryTier
-from harness import check_at_rest, checksum_loop, run
+from harness import ask, check_at_rest, checksum_loop, run
 from sharpest import sharpest
 from simulation.lower import LateLine
-from test_host_tier import SHAPE, SLOT, ask, prompts
+from test_host_tier import SHAPE, SLOT, prompts
 from tier_faults import flipped, spoil, swapped, truncated
 from tier_kinds import TierHome
 
@@ -61,6 +61,12 @@ class Engine:
         self.loop.transfers.host.check()
         return self.below.counts
 
+    def fill(self, *asked):
+        """Each of these prompts, or of the usual ones, is computed and stored."""
+        for prompt in asked or prompts():
+            self.ask(prompt)
+            self.settle()
+
     def settle(self):
         """Everything that is to be stored is stored, as far as it is to be."""
         until = time.monotonic() + 60
@@ -107,9 +113,7 @@ SERVERS = BELOW[2:]
 ], indirect=["home"])  # fmt: skip
 def test_pages_come_from_below_when_device_and_host_have_given_them_up(home, depth, engine):
     one = engine(home.kind.make, target=home.target, depth=depth)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     (counts,) = one.ask(*prompts())
     assert counts.loaded >= 3 * 9 and counts.hits >= counts.loaded
     assert not (counts.failed or counts.refused or counts.late) and not one.loop.transfers.host.counts.refused
@@ -118,9 +122,7 @@ def test_pages_come_from_below_when_device_and_host_have_given_them_up(home, dep
 
 def test_another_engine_finds_the_pages_of_the_first_on_disk(engine, tmp_path):
     first = engine(DiskTier, target=tmp_path)
-    for prompt in prompts():
-        first.ask(prompt)
-        first.settle()
+    first.fill()
     first.close()
     second = engine(DiskTier, target=tmp_path)
     (counts,) = second.ask(*prompts())
@@ -157,16 +159,12 @@ def faults(tmp_path):
 @pytest.mark.parametrize("fault", ["flipped", "swapped", "truncated", "torn"])
 def test_a_page_changed_on_disk_is_computed_and_stored_again(fault, engine, tmp_path):
     first = engine(DiskTier, target=tmp_path)
-    for prompt in prompts():
-        first.ask(prompt)
-        first.settle()
+    first.fill()
     first.close()
     strikes, seen_by_the_device = faults(tmp_path)[fault]
     strikes()
     second = engine(DiskTier, target=tmp_path)
-    for prompt in prompts():
-        second.ask(prompt)
-        second.settle()
+    second.fill()
     (counts,) = second.below.counts
     assert bool(counts.refused) == seen_by_the_device and not counts.failed
     before = counts.loaded, counts.refused
@@ -188,9 +186,7 @@ def test_a_page_changed_in_other_software_is_computed_and_stored_again(home, fau
         return tier
 
     first = engine(recording, target=home.target)
-    for prompt in prompts():
-        first.ask(prompt)
-        first.settle()
+    first.fill()
     first.close()
     spoil(home, [*dict.fromkeys(keys)], SLOT, fault)
     second, bad = engine(home.kind.make, target=home.target), []
@@ -198,9 +194,7 @@ def test_a_page_changed_in_other_software_is_computed_and_stored_again(home, fau
     while not bad or bad[-1]:
         assert len(bad) < 12, "each load that fails drops a page"
         before = counts.refused + counts.failed
-        for prompt in prompts():
-            second.ask(prompt)
-            second.settle()
+        second.fill()
         bad.append(counts.refused + counts.failed - before)
     assert len(bad) > 1, "the fault was meant to be found"
     assert bool(counts.refused) == (fault is flipped) and bool(counts.failed) != bool(counts.refused)
@@ -219,9 +213,7 @@ def test_a_failed_load_makes_the_answer_a_miss(engine):
             self.ended[-1] = self.ended[-1]._replace(failed=True)
 
     one = engine(Forgetful)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     kept = set(one.tiers[0].kept)
     (counts,) = one.ask(prompts()[0])
     one.settle()
@@ -251,9 +243,7 @@ class Stuck(DictionaryTier):
 
 def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine):
     one = engine(Stuck, late_ns=50_000_000)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     host = one.loop.transfers.host
     (counts,) = one.ask(prompts()[0])
     assert counts.late == 1 and not counts.loaded
@@ -300,9 +290,7 @@ def test_an_aborted_request_that_asked_a_slow_tier_wakes_the_loop_no_more(engine
 
 def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
     one = engine(DictionaryTier, DictionaryTier)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     first, second = one.tiers
     assert first.kept.keys() == second.kept.keys()
     one.ask(prompts()[0])
@@ -410,18 +398,20 @@ def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
     for copy in pinned:
         copy.unpin()
     host.check()
-    device.close()
+
+
+def slow_down(gate):
+    """The first tier takes long for a page."""
+    for _ in range(2):
+        gate.moved(0, 1, 10**12)
 
 
 def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
     one = engine(DictionaryTier)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     gate = one.loop.transfers.host.gate
     gate.weighs, before = True, one.below.counts[0].hits
-    for _ in range(2):
-        gate.moved(0, 1, 10**12)
+    slow_down(gate)
     (counts,) = one.ask(prompts()[0])
     assert counts.hits == before and not counts.loaded and one.loop.transfers.host.counts.slower == 1
     gate.weighs = False
@@ -446,9 +436,7 @@ def test_a_trial_of_a_slow_tier_that_finds_nothing_is_used_up(engine):
 
 def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
     one = engine(DictionaryTier)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     one.ask(*prompts()[:2])
     gate = one.loop.transfers.host.gate
     gate.weighs = True
@@ -465,13 +453,10 @@ def test_a_page_is_computed_when_only_a_slow_tier_has_it(engine):
             return [Found.MISS for _ in keys]
 
     one = engine(DictionaryTier, Empty)
-    for prompt in prompts():
-        one.ask(prompt)
-        one.settle()
+    one.fill()
     gate = one.loop.transfers.host.gate
     gate.weighs = True
-    for _ in range(2):
-        gate.moved(0, 1, 10**12)
+    slow_down(gate)
     slow, _ = one.ask(prompts()[0])
     assert slow.hits and not slow.loaded and one.loop.transfers.host.counts.slower == 1
 
@@ -479,13 +464,10 @@ def test_a_page_is_computed_when_only_a_slow_tier_has_it(engine):
 def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below_do_not_pay(engine):
     one = engine(DictionaryTier, copies=40)
     known, other, new = prompts(3)
-    for prompt in (known, other):
-        one.ask(prompt)
-        one.settle()
+    one.fill(known, other)
     host = one.loop.transfers.host
     host.gate.weighs = True
-    for _ in range(2):
-        host.gate.moved(0, 1, 10**12)
+    slow_down(host.gate)
     jobs = [ask(10, new, arrives=0), ask(11, known + new[:12], arrives=0)]
     run(one.loop, jobs)
     for job in jobs:
@@ -496,9 +478,7 @@ def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below
 def test_a_request_whose_pages_load_slowly_from_host_and_below_counts_once(engine):
     one = engine(DictionaryTier, copies=40)
     known, other, new = prompts(3)
-    for prompt in (known + new[:12], other):
-        one.ask(prompt)
-        one.settle()
+    one.fill(known + new[:12], other)
     host = one.loop.transfers.host
     for copy in [*host.groups[0].copies.values()][9:12]:
         copy.lose()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from automaton import ASKED, Automaton, NativeAutomaton
 from direct import Varied, direct_run
-from harness import VOCAB, Job, check_at_rest, sizes
+from harness import VOCAB, Job, ask, check_at_rest, sizes
 
 from gapless.base.errors import RequestError
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
@@ -35,8 +32,7 @@ class Loose(NativeAutomaton):
 
 def asking(key: int, matcher: Automaton | None) -> Job:
     asks = {"structured_outputs": ASKED} if matcher else {}
-    params = SamplingParams(temperature=0.0, max_tokens=None, **asks)
-    return Job(Request(key, np.array([key, 1], np.int32), params, 0, (), 0, 10, matcher=matcher))
+    return ask(key, [key, 1], new=8, matcher=matcher, **asks)
 
 
 def played(matcher: Automaton, depth: int, threads: bool = False) -> tuple[Job, list[tuple[int, RequestError]]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
-from harness import VOCAB, Job, Run, check_at_rest, kernels_for, model_loop, script, sizes
+from harness import VOCAB, Run, ask, check_at_rest, kernels_for, model_loop, script, sizes
 from page_router import Router
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request
+from gapless.base.records import Flag
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageListener
@@ -90,14 +88,8 @@ def test_a_router_knows_the_settled_pages_and_no_others(kind):
         preempted, hits = preempted + loop.planner.preemptions, hits + loop.counters.prefix_hits
         hidden, unsettled = hidden + player.hidden, unsettled + player.unsettled
         removed += player.router.removed
-        loop.device.close()
     assert removed > 40 and preempted and hits and unsettled
     assert hidden if kind is Poisoned else not hidden
-
-
-def ask(key, prompt, salt="", new=6):
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Job(Request(key, np.array(prompt, np.int32), params, 0, (), 0, len(prompt) + new, salt=salt), 0, None)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -121,7 +113,6 @@ def test_pages_that_came_from_elsewhere_are_announced_with_the_sequence_that_cla
         assert {*own[:10]} <= router.known() <= settled(loop.pool)
     assert loop.counters.prefix_hits >= 4 * 36
     assert router.cleared == 1 + lost and (lost or loop.transfers.host.counts.loaded > 20)
-    loop.device.close()
 
 
 def test_an_engine_that_sends_no_events_collects_none():
@@ -131,4 +122,3 @@ def test_an_engine_that_sends_no_events_collects_none():
     Run(loop, [job], looks=True).run(1_000)
     assert job.flag == Flag.LENGTH and loop.planner.index.events is None
     assert type(loop.pool.journal) is PageListener
-    loop.device.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import check_at_rest, checksum_loop, run
+from harness import ask, check_at_rest, checksum_loop, run
 from peer_rig import KEY, WrongPeer, until
 from sharpest import sharpest
-from test_host_tier import SHAPE, SLOT, ask, prompts
+from test_host_tier import SHAPE, SLOT, prompts
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
@@ -55,8 +55,7 @@ class Side:
     def ask(self, prompt, offer="", claim="", new=6, aborts_after=None):
         """Run a prompt; its tokens are checked. Returns how long it took."""
         self.keys += 1
-        job = ask(self.keys, prompt, new=new)
-        job.request = job.request._replace(transfer=KVTransfer(offer, claim))
+        job = ask(self.keys, prompt, new=new, transfer=KVTransfer(offer, claim))
         job.aborts_after = aborts_after
         begin = time.monotonic()
         run(self.loop, [job], most_turns=10**6)
@@ -210,7 +209,7 @@ def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
     all_but_one(prefiller, "S")
-    decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+    decoder.loop.submit(ask(9, prompts()[0], transfer=KVTransfer(claim="S")).request)
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
     until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
     assert decoder.below.patience() is not None, "it still waits"
@@ -226,7 +225,7 @@ def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
     all_but_one(prefiller, "S")
     for key in (8, 9):  # the second one waits for what the first has borrowed
-        decoder.loop.submit(ask(key, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+        decoder.loop.submit(ask(key, prompts()[0], transfer=KVTransfer(claim="S")).request)
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
     assert prefiller.tier.shelf.lent
     for key in (8, 9):
@@ -241,7 +240,7 @@ def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
     all_but_one(prefiller, "S")
     host = decoder.loop.transfers.host
     host.running = 10**6  # as if rows might take every page
-    decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+    decoder.loop.submit(ask(9, prompts()[0], transfer=KVTransfer(claim="S")).request)
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
     assert prefiller.tier.shelf.lent and not host.counts.loaded
     until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
@@ -253,10 +252,9 @@ def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
 def test_of_several_that_wait_those_borrow_that_fit_together(side, tmp_path):
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path), side(peer=path, copies=80)
-    jobs = [ask(number, prompt) for number, prompt in enumerate(prompts(6))]
-    for number, job in enumerate(jobs):
-        prefiller.prefill(prompts(6)[number], f"R{number}")
-        job.request = job.request._replace(transfer=KVTransfer(claim=f"R{number}"))
+    jobs = [ask(key, one, transfer=KVTransfer(claim=f"R{key}")) for key, one in enumerate(prompts(6))]
+    for number, prompt in enumerate(prompts(6)):
+        prefiller.prefill(prompt, f"R{number}")
     run(decoder.loop, jobs, most_turns=10**6)
     for job in jobs:
         job.check()
@@ -306,9 +304,7 @@ def test_places_that_serve_other_pages_while_the_device_reads_them_are_noticed_a
 def test_two_requests_at_once_share_what_is_lent(pair):
     prefiller, decoder = pair
     prefiller.prefill(prompts()[0], "R")
-    jobs = [ask(number, prompts()[0]) for number in (1, 2)]
-    for job in jobs:
-        job.request = job.request._replace(transfer=KVTransfer(claim="R"))
+    jobs = [ask(number, prompts()[0], transfer=KVTransfer(claim="R")) for number in (1, 2)]
     run(decoder.loop, jobs, most_turns=10**6)
     for job in jobs:
         job.check()
@@ -391,8 +387,7 @@ def test_a_request_that_hangs_at_the_prefiller_is_computed_at_the_deadline(pair,
 def test_requests_that_name_nobody_pass_those_that_wait(pair):
     prefiller, decoder = pair
     prefiller.tier.shelf.begin("R")
-    waits, passes = ask(1, prompts()[0]), ask(2, prompts()[1])
-    waits.request = waits.request._replace(transfer=KVTransfer(claim="R"))
+    waits, passes = ask(1, prompts()[0], transfer=KVTransfer(claim="R")), ask(2, prompts()[1])
     for job in (waits, passes):
         decoder.loop.submit(job.request)
     tokens = {1: 0, 2: 0}

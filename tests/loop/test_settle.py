@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from grouped_model import GroupedModel
-from harness import VOCAB, model_loop
+from harness import VOCAB, model_loop, request
 from oracle_drafter import Oracle
 from sharpest import sharpest
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request, StepTokens
+from gapless.base.records import Flag, StepTokens
 from gapless.device import CpuDevice
 from gapless.loop.build import Sizes
 from gapless.loop.settle import Lines, with_failures
@@ -101,8 +100,7 @@ def test_full_pages_are_published_while_steps_repeat(depth, chain, drafts):
     )  # fmt: skip
     loop.capture()
     for key in (1, 2):
-        params = SamplingParams(temperature=0.0, max_tokens=None)
-        loop.submit(Request(key, np.full(3, key, np.int32), params, 0, (), 0, length))
+        loop.submit(request(key, [key] * 3, length - 3))
     unpublished = []
     while loop.has_work():
         loop.turn()
@@ -117,8 +115,7 @@ def test_pages_of_a_narrow_window_are_published_before_they_are_given_up(depth, 
     shape = Sizes(1, length, length // size + 1, size, 8, 1)
     loop = model_loop(GroupedModel(VOCAB, length), device, shape, depth, chain=chain, buckets=(1,))
     loop.capture()
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    loop.submit(Request(1, np.full(3, 1, np.int32), params, 0, (), 0, length))
+    loop.submit(request(1, [1] * 3, length - 3))
     while loop.has_work():
         loop.turn()
     device.close()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, WaryModel, model_loop, run
+from harness import VOCAB, Job, WaryModel, model_loop, request, run
 from oracles import by_suffixes, suffix_lookup
 from scripted_drafter import MOST
 from torch import Tensor
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.kernels import native, plain
 from gapless.kernels.layout import DRAFTED, LENGTH, OWN_TENANT
 from gapless.kernels.seam import Kernels
@@ -30,8 +27,7 @@ def no_own_matches(rows: Tensor, tables: Tables, most: int, shortest: int, longe
 
 
 def ask(key: int, prompt: list[int], salt: str = "", turn: int = 0, length: int = 40) -> Job:
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Job(Request(key, np.array(prompt, np.int32), params, 0, (), 0, length, salt=salt), turn)
+    return Job(request(key, prompt, length - len(prompt), salt=salt), turn)
 
 
 def always_verify(patch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
+from harness import VOCAB, Job, capture_all, checksum_loop, request, run, script, sizes
 from sharpest import sharpest
 from torch_internals import take_back
 
-from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.build import Sizes, build_loop
@@ -25,11 +23,6 @@ SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8
 IDLE = ("host_late", "no_work", "copy_wait", "graph_miss", "depth", "launch")
 LONG = 10**12
 """A planted gap, far longer than everything that the simulator does by itself."""
-
-
-def request(key, prompt=3, new=20):
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    return Request(key, np.arange(1, prompt + 1, dtype=np.int32), params, 0, (), 0, prompt + new)
 
 
 def finish(loop, *requests):
@@ -145,11 +138,11 @@ def test_a_planted_pause_without_work_is_no_work():
     device = SimDevice(0, mood="eager")
     loop = checksum_loop(device, SHAPE, 2)
     loop.log.forget()
-    finish(loop, request(0))
+    finish(loop, request(0, [1, 2, 3], 20))
     before = idle(loop.account())
     for _ in range(3):
         device.host_now += LONG
-        finish(loop, request(1))
+        finish(loop, request(1, [1, 2, 3], 20))
     after = idle(loop.account())
     grown = {cause: after[cause] - before[cause] for cause in IDLE}
     assert 3 * LONG <= grown["no_work"] < 3 * LONG * 1.01
@@ -179,10 +172,10 @@ def test_a_host_that_is_late_is_blamed_on_what_would_have_helped(depth, captured
     loop = checksum_loop(device, SHAPE, depth, patience=100)
     if captured:
         capture_all(loop)
-    finish(loop, request(0))
+    finish(loop, request(0, [1, 2, 3], 20))
     loop.log.forget()
     slow_host(loop, device, 10)
-    finish(loop, request(1, new=40))
+    finish(loop, request(1, [1, 2, 3], 40))
     found = idle(loop.account())
     # The first step is never held: with the whole engine at rest, it is the host alone that is late.
     planted = sum(record.step % 10 == 0 for record in loop.records)
@@ -200,7 +193,7 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
     device = SimDevice(3, mood="eager")
     loop = checksum_loop(device, SHAPE, depth)
     capture_all(loop)
-    finish(loop, request(0))
+    finish(loop, request(0, [1, 2, 3], 20))
     loop.log.forget()
     launch = device.token_out.launch
     slow = iter(range(10**6))
@@ -211,7 +204,7 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
         launch(program, *args, **uses)
 
     device.token_out.launch = late
-    finish(loop, request(1, new=40))
+    finish(loop, request(1, [1, 2, 3], 40))
     found = idle(loop.account())
     assert 4 * share * LONG * 0.99 < found["copy_wait"] < 4 * share * LONG * 1.01
     assert abs(sum(found.values()) - 4 * LONG) < LONG * 0.01
@@ -222,9 +215,9 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
 def test_a_device_that_begins_late_is_a_launch():
     device = SimDevice(0, mood="manual", maps_host=True)
     loop = checksum_loop(device, SHAPE, 4)
-    finish(loop, request(0))
+    finish(loop, request(0, [1, 2, 3], 20))
     loop.log.forget()
-    loop.submit(request(1))
+    loop.submit(request(1, [1, 2, 3], 20))
     loop.turn()
     device.host_now += LONG
     while loop.has_work():
@@ -300,13 +293,13 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     device, model = CpuDevice(threads=1), sleepy
     loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
     capture_all(loop)
-    finish(loop, request(0, new=4))
+    finish(loop, request(0, [1, 2, 3], 4))
     model.ns, pauses = 0, 3
     before = time.monotonic_ns()
     loop.log.forget()
     begin = time.monotonic_ns()
     for key in range(pauses):
-        finish(loop, request(key + 1))
+        finish(loop, request(key + 1, [1, 2, 3], 20))
         time.sleep(0.05)
     last = time.monotonic_ns()
     timeline = loop.account()

@@ -19,6 +19,14 @@ class World:
         self.tier = HostTier([self.pool], self.ledger, slots, lambda: self.now, 1, 100)
         self.steps = 0
 
+    @classmethod
+    def holding(cls, *digests, **sizes):
+        """A world whose tier alone has these pages."""
+        world = cls(**sizes)
+        world.store(*digests)
+        world.evict()
+        return world
+
     def write(self, *digests):
         """A step fills a page for each of these digests, and its request leaves."""
         self.steps += 1
@@ -69,9 +77,7 @@ def test_a_page_that_is_stored_is_not_given_away_before_the_end():
 
 
 def test_a_loaded_page_is_shared_and_takes_no_second_copy():
-    world = World()
-    world.store(b"a")
-    world.evict()
+    world = World.holding(b"a")
     assert world.pool.find(b"a") is None
     ticket, batch = world.load(b"a")
     assert world.tier.waits(ticket) and world.pool.find(b"a") is None
@@ -81,9 +87,7 @@ def test_a_loaded_page_is_shared_and_takes_no_second_copy():
 
 
 def test_a_page_with_another_checksum_is_refused_and_its_copy_dropped():
-    world = World()
-    world.store(b"a")
-    world.evict()
+    world = World.holding(b"a")
     ticket, batch = world.load(b"a")
     world.tier.loaded(batch, [7])
     assert not world.tier.waits(ticket), "the request goes on and computes"
@@ -92,9 +96,7 @@ def test_a_page_with_another_checksum_is_refused_and_its_copy_dropped():
 
 
 def test_a_page_that_comes_in_doubt_while_it_is_loaded_is_refused():
-    world = World()
-    world.store(b"a")
-    world.evict()
+    world = World.holding(b"a")
     _, batch = world.load(b"a")
     world.tier.groups[0].hidden(b"a")
     assert world.tier.used() == 1, "the transfer still reads its slot"
@@ -120,9 +122,7 @@ def test_an_emptied_index_leaves_no_copy():
 
 
 def test_a_request_stops_waiting_for_a_late_load_whose_page_still_comes():
-    world = World()
-    world.store(b"a")
-    world.evict()
+    world = World.holding(b"a")
     ticket, batch = world.load(b"a")
     world.now = 100
     assert not world.tier.waits(ticket) and world.tier.counts.late == 1
@@ -132,9 +132,7 @@ def test_a_request_stops_waiting_for_a_late_load_whose_page_still_comes():
 
 
 def test_the_oldest_copy_makes_room_and_those_under_a_transfer_stay():
-    world = World(slots=2)
-    world.store(b"a", b"b")
-    world.evict()
+    world = World.holding(b"a", b"b", slots=2)
     _, batch = world.load(b"a")
     world.store(b"c")
     assert world.tier.has(world.pool, b"a") and not world.tier.has(world.pool, b"b")
@@ -156,9 +154,7 @@ def test_a_page_given_away_before_its_store_is_counted_as_gone():
 
 
 def test_two_requests_for_one_page_share_its_load():
-    world = World()
-    world.store(b"a")
-    world.evict()
+    world = World.holding(b"a")
     first, batch = world.load(b"a")
     second, none = world.load(b"a")
     assert none is None and first.left == second.left == 1
@@ -167,9 +163,7 @@ def test_two_requests_for_one_page_share_its_load():
 
 
 def test_a_load_is_not_late_while_those_before_it_end():
-    world = World(pages=12, slots=8)
-    world.store(b"a", b"b")
-    world.evict()
+    world = World.holding(b"a", b"b", pages=12, slots=8)
     first, batch = world.load(b"a")
     second = world.tier.load([(world.pool, b"b")])
     world.now = 90
@@ -182,9 +176,7 @@ def test_a_load_is_not_late_while_those_before_it_end():
 
 
 def test_a_page_is_not_loaded_when_no_request_waits_for_it():
-    world = World()
-    world.store(b"a", b"b")
-    world.evict()
+    world = World.holding(b"a", b"b")
     tickets = [world.tier.load([(world.pool, b"a")]), world.tier.load([(world.pool, b"a"), (world.pool, b"b")])]
     tickets[1].given_up = True
     (move,) = world.tier.next_load().moves
@@ -193,9 +185,7 @@ def test_a_page_is_not_loaded_when_no_request_waits_for_it():
 
 
 def test_loads_leave_a_page_to_each_row_that_runs():
-    world = World(pages=5)
-    world.store(b"a", b"b", b"c")
-    world.evict()
+    world = World.holding(b"a", b"b", b"c", pages=5)
     world.tier.running = 2
     world.tier.load([(world.pool, digest) for digest in (b"a", b"b", b"c")])
     first = world.tier.next_load()

@@ -77,9 +77,21 @@ class World(HostWorld):
     def find(self, *digests):
         """A request asks for pages, and the first line has them."""
         search = self.ask(*digests)
-        self.lines[0].answers(*map(key, digests))
-        self.below.poll()
+        self.answers(*map(key, digests))
         return search
+
+    def answers(self, *hits, **options):
+        self.lines[0].answers(*hits, **options)
+        self.below.poll()
+
+    def ends(self, **options):
+        self.lines[0].ends(**options)
+        self.below.poll()
+
+    def send(self, *digests):
+        """Pages are stored in the host tier, and offered to the lines below."""
+        self.store(*digests)
+        self.below.poll()
 
     def fetch(self, search, *digests):
         return self.tier.fetch(search, [(self.pool, digest) for digest in digests])
@@ -102,8 +114,7 @@ def test_a_complete_copy_is_written_through_and_holds_its_slot_until_the_store_h
     world.observe()
     (move,) = world.tier.next_store().moves
     assert move.copy.digest == b"c" and not world.tier.has(world.pool, b"b"), "b made room, a is being stored"
-    line.ends()
-    world.below.poll()
+    world.ends()
     assert world.group.copies[b"a"].pins == 0 and world.below.counts[0].stored == 1
     assert world.below.counts[0].written_bytes == 10
 
@@ -129,8 +140,7 @@ def test_an_answer_that_comes_too_late_is_no_answer():
     assert world.below.patience() == 50e-9
     world.now = 50
     assert not world.tier.waits(search) and world.below.counts[0].late == 1
-    world.lines[0].answers(key(b"a"))
-    world.below.poll()
+    world.answers(key(b"a"))
     assert not search.found and not world.below.counts[0].hits and not world.fetch(search, b"a")
     assert world.below.patience() is None
 
@@ -138,20 +148,15 @@ def test_an_answer_that_comes_too_late_is_no_answer():
 def test_pages_of_a_peer_are_loaded_while_the_rest_is_waited_for():
     world = World()
     search = world.ask(b"a", b"b", b"c")
-    world.lines[0].answers(key(b"a"), open=True)
-    world.below.poll()
+    world.answers(key(b"a"), open=True)
     assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"a")]]
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert world.tier.waits(search) and world.tier.has(world.pool, b"a") and not world.below.counts[0].hits
-    world.lines[0].answers(key(b"b"), open=True)
-    world.below.poll()
-    world.lines[0].answers(key(b"a"), key(b"b"))
-    world.below.poll()
+    world.answers(key(b"b"), open=True)
+    world.answers(key(b"a"), key(b"b"))
     assert world.fetch(search, b"a", b"b") and world.tier.waits(search), "for b, which is on its way"
     assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"b")]]
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     counts = world.below.counts[0]
     assert not world.tier.waits(search) and (counts.hits, counts.missed, counts.loaded) == (2, 1, 2)
 
@@ -176,21 +181,16 @@ def test_a_page_that_another_tier_has_is_found_after_an_open_answer_too():
 def test_pages_that_wait_for_others_of_their_prompts_take_half_of_the_slots():
     world = World(slots=4)
     first = world.ask(b"a", b"b", b"c", b"d")
-    world.lines[0].answers(key(b"a"), key(b"b"), key(b"c"), open=True)
-    world.below.poll()
+    world.answers(key(b"a"), key(b"b"), key(b"c"), open=True)
     second = world.ask(b"e", b"f")
-    world.lines[0].answers(key(b"e"), open=True)
-    world.below.poll()
+    world.answers(key(b"e"), open=True)
     assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"a"), key(b"b")]]
     world.lines[0].ends()
-    world.lines[0].answers(key(b"e"))
-    world.below.poll()
+    world.answers(key(b"e"))
     assert world.tier.waits(first) and not world.tier.waits(second) and second.found == {key(b"e"): 0}
-    world.lines[0].answers(key(b"a"), key(b"b"))
-    world.below.poll()
+    world.answers(key(b"a"), key(b"b"))
     third = world.ask(b"g", b"h")
-    world.lines[0].answers(key(b"g"), open=True)
-    world.below.poll()
+    world.answers(key(b"g"), open=True)
     assert third.early == 1, "the first waits no more"
 
 
@@ -198,8 +198,7 @@ def test_window_pages_of_a_peer_are_loaded_when_the_read_range_is_known():
     world = World()
     world.pool.group = PageGroup(window=4)
     search = world.ask(b"a", b"b")
-    world.lines[0].answers(key(b"a"), open=True)
-    world.below.poll()
+    world.answers(key(b"a"), open=True)
     assert not world.lines[0].loads and world.tier.waits(search)
 
 
@@ -211,8 +210,7 @@ def test_a_page_from_a_peer_takes_no_slot_of_the_prefix_before_it():
         world.lines[0].ends()
         world.below.poll()
     world.tier.ask([(world.pool, b"a"), (world.pool, b"b")], [(world.pool, b"p")], NO_TRANSFER)
-    world.lines[0].answers(key(b"a"), key(b"b"), open=True)
-    world.below.poll()
+    world.answers(key(b"a"), key(b"b"), open=True)
     assert world.tier.has(world.pool, b"p") and not world.tier.has(world.pool, b"x")
 
 
@@ -221,8 +219,7 @@ def test_an_open_answer_to_a_request_that_waits_no_more_loads_nothing():
     search = world.ask(b"a", b"b")
     search.open = {}
     world.lines[0].answers(key(b"a"), open=True)
-    world.lines[0].answers(key(b"a"), key(b"b"))
-    world.below.poll()
+    world.answers(key(b"a"), key(b"b"))
     assert not world.lines[0].loads and not search.found and world.below.patience() is None
 
 
@@ -231,8 +228,7 @@ def test_a_page_from_below_is_a_copy_when_it_has_come():
     search = world.find(b"a", b"b")
     assert world.fetch(search, b"a", b"b") and not search.found, "what does not come is computed"
     assert world.tier.used() == 2 and not world.tier.has(world.pool, b"a")
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert not world.tier.waits(search) and world.tier.has(world.pool, b"a") and world.tier.has(world.pool, b"b")
     _, batch = world.load(b"a", b"b")
     world.tier.loaded(batch, [ord("a"), ord("b")])
@@ -245,8 +241,7 @@ def test_the_good_pages_in_front_of_a_failure_stay_and_the_bad_one_is_a_miss_fro
     world = World()
     search = world.find(b"a", b"b", b"c")
     world.fetch(search, b"a", b"b", b"c")
-    world.lines[0].ends(good=1, failed=True)
-    world.below.poll()
+    world.ends(good=1, failed=True)
     assert not world.tier.waits(search) and world.tier.has(world.pool, b"a") and world.tier.used() == 1
     assert world.lines[0].dropped == [key(b"b")] and world.below.counts[0].failed == 1
 
@@ -254,8 +249,7 @@ def test_the_good_pages_in_front_of_a_failure_stay_and_the_bad_one_is_a_miss_fro
 def test_a_load_that_was_cancelled_drops_nothing():
     world = World()
     world.fetch(world.find(b"a"), b"a")
-    world.lines[0].ends(good=0)
-    world.below.poll()
+    world.ends(good=0)
     counts = world.below.counts[0]
     assert not world.lines[0].dropped and (counts.failed, counts.cancelled) == (0, 1) and world.tier.used() == 0
 
@@ -267,11 +261,9 @@ def test_two_requests_for_one_page_share_its_load_from_below():
     second = world.find(b"a", b"b")
     world.fetch(second, b"a", b"b")
     assert [page.key for page in [*world.lines[0].loads.values()][-1]] == [key(b"b")]
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert not world.tier.has(world.pool, b"a") and world.tier.waits(second)
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert not world.tier.waits(first) and not world.tier.waits(second)
 
 
@@ -285,8 +277,7 @@ def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it
     world.observe()
     (move,) = world.tier.next_store().moves
     assert move.copy.slot != world.group.copies[b"a"].slot and world.tier.counts.dropped_full == 1
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert world.tier.has(world.pool, b"a"), "it came late, and is a copy all the same"
 
 
@@ -316,8 +307,7 @@ def test_pages_of_a_load_that_no_request_waits_for_are_quarantined_until_it_ends
     assert moving() == ((0, 0), (1, 0))
     world.store(b"c", b"d")
     assert world.tier.counts.dropped_full == 1, "nobody gets its slot"
-    world.lines[0].ends(good=0)
-    world.below.poll()
+    world.ends(good=0)
     counts = world.below.counts[0]
     assert moving() == ((0, 0), (0, 0)) and (counts.cancelled, counts.failed) == (1, 0)
     world.tier.check()
@@ -325,8 +315,7 @@ def test_pages_of_a_load_that_no_request_waits_for_are_quarantined_until_it_ends
 
 def test_a_fetch_takes_no_slot_of_what_the_same_request_needs():
     world = World(slots=3)
-    world.store(b"a")
-    world.below.poll()
+    world.send(b"a")
     world.lines[0].ends()
     search = world.find(b"b", b"c", b"d")
     world.fetch(search, b"a", b"b", b"c", b"d")
@@ -338,30 +327,26 @@ def test_a_fetch_takes_no_slot_of_what_the_same_request_needs():
 
 def test_a_page_that_comes_in_doubt_is_dropped_below_whatever_is_under_way():
     world = World()
-    world.store(b"a")
-    world.below.poll()
+    world.send(b"a")
     page = world.pool.find(b"a")
     world.pool.pin(page)
     world.pool.hide([page])
     (line,) = world.lines
     assert line.dropped == [key(b"a")]
-    line.ends()
-    world.below.poll()
+    world.ends()
     assert line.dropped == [key(b"a")] * 2, "its store has ended after it"
     search = world.find(b"b")
     world.fetch(search, b"b")
     world.group.hidden(b"b")
     assert world.tier.used() == 1, "the tier still writes the slot"
-    line.ends()
-    world.below.poll()
+    world.ends()
     assert not world.tier.has(world.pool, b"b") and world.tier.used() == 0
 
 
 def test_a_page_from_below_with_another_checksum_is_counted_and_dropped_there():
     world = World()
     world.fetch(world.find(b"a"), b"a")
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     _, batch = world.load(b"a")
     world.tier.loaded(batch, [7])
     assert world.pool.find(b"a") is None and world.below.counts[0].refused == 1
@@ -380,12 +365,10 @@ def test_eviction_drops_nothing_below():
 def test_stores_are_bounded_by_number_and_by_the_time_that_they_would_take(monkeypatch):
     monkeypatch.setattr(lower, "MOST_WAITING", 2)
     world = World()
-    world.store(b"a")
-    world.below.poll()
+    world.send(b"a")
     world.store(b"b", b"c", b"d")
     assert world.below.counts[0].dropped_busy == 1
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     monkeypatch.setattr(lower, "MOST_WAITING", 100)
     monkeypatch.setattr(lower, "BRAKE_SECONDS", 0.05)
     world.store(b"e", b"f")
@@ -396,28 +379,23 @@ def test_stores_are_bounded_by_number_and_by_the_time_that_they_would_take(monke
 def test_stores_hold_few_of_the_slots():
     world = World(slots=16)
     assert lower.most_stored(world.group) == 4
-    world.store(b"a", b"b", b"c", b"d", b"e", b"f")
-    world.below.poll()
+    world.send(b"a", b"b", b"c", b"d", b"e", b"f")
     assert sum(map(len, world.lines[0].stores.values())) == 4
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     assert sum(map(len, world.lines[0].stores.values())) == 2
 
 
 def test_a_store_that_fails_is_counted_by_page():
     world = World(slots=16)
-    world.store(b"a", b"b", b"c")
-    world.below.poll()
-    world.lines[0].ends(good=1, failed=True)
-    world.below.poll()
+    world.send(b"a", b"b", b"c")
+    world.ends(good=1, failed=True)
     counts = world.below.counts[0]
     assert (counts.stored, counts.dropped_failed) == (1, 2) and not world.lines[0].dropped
 
 
 def test_counts_are_told_by_tier():
     world = World(Line(), Line())
-    world.store(b"a")
-    world.below.poll()
+    world.send(b"a")
     totals = world.tier.totals()
     assert totals["lower_storing"] == (1, 1) and totals["lower_waiting"] == (0, 0)
     world.lines[1].ends()
@@ -437,8 +415,7 @@ def test_a_missing_page_is_a_miss_and_a_load_is_counted_until_it_ends():
     totals = world.tier.totals()
     assert (totals["lower_hits"], totals["lower_missed"]) == ((1, 2), (2, 1))
     assert world.fetch(search, b"a", b"b") and world.tier.totals()["lower_loading"] == (1, 1)
-    world.lines[0].ends()
-    world.below.poll()
+    world.ends()
     totals = world.tier.totals()
     assert totals["lower_loading"] == (0, 1) and totals["lower_read_ns"] == (500_000_000, 0)
     assert totals["lower_quarantined"] == (0, 0)
@@ -457,16 +434,14 @@ def test_nothing_is_asked_twice_for_a_search(aborted):
 
 def test_at_the_end_all_stores_that_wait_are_sent():
     world = World(slots=16)
-    world.store(b"a", b"b", b"c", b"d", b"e", b"f")
-    world.below.poll()
+    world.send(b"a", b"b", b"c", b"d", b"e", b"f")
     world.below.flush()
     assert sum(map(len, world.lines[0].stores.values())) == 6
 
 
 def test_a_fetch_that_finds_no_slot_is_not_waited_for():
     world = World(slots=1)
-    world.store(b"a")
-    world.below.poll()
+    world.send(b"a")
     search = world.find(b"b")
     assert world.fetch(search, b"b") and not search.open and not world.tier.waits(search) and not search.found
 

@@ -1,7 +1,4 @@
-"""Failures that a safeguard holds which the mutation check takes away: rows without a scenario of their own.
-
-Each was a scenario, and went when the simulator had noticed the same protection missing.
-"""
+"""Rows without a scenario: the simulator notices when their protection is taken away."""
 
 HELD = {
     "1": ("a packet slot waits for the copy that reads it",),

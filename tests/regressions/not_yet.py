@@ -41,8 +41,9 @@ TEXT = """\
 
 85 failures and ten lifetime bugs that engines shipped once host and device overlapped. {covered} of them are covered:
 by a scenario, which drives the real engine through the circumstances and compares with a direct computation, or by a
-safeguard that the mutation check takes away. {waiting} wait for a part that this engine does not have. Numbers without
-a name are threads of vLLM. `python tests/regressions/not_yet.py --document` prints this page.
+safeguard that is taken away from the simulator or an oracle, which must notice. {waiting} wait for a part that this
+engine does not have. Numbers without a name are threads of vLLM. `python tests/regressions/not_yet.py --document`
+prints this page.
 
 | row | class | fault | seen in | guarded by |
 |---|---|---|---|---|
@@ -54,14 +55,12 @@ class Scenario(NamedTuple):
     row: str
     file: str
     name: str
-    doc: str
-    """The docstring on one line."""
 
 
 def scenarios() -> list[Scenario]:
-    """Every test of this folder that is named by a row, in the order of the rows."""
+    """Every test and fault of this folder that is named by a row, in the order of the rows."""
     found = [
-        Scenario(row, path.name, node.name, " ".join((ast.get_docstring(node) or "").split()))
+        Scenario(row, path.name, node.name)
         for path in sorted(HERE.glob("test_*.py"))
         for node in ast.parse(path.read_text()).body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (row := row_of(node.name))
@@ -71,8 +70,8 @@ def scenarios() -> list[Scenario]:
 
 
 def row_of(name: str) -> str | None:
-    """The row that a test's name says: test_row_007_... is 7, test_lifetime_L4_... is L4."""
-    match = re.match(r"test_(?:row_(\d{3})|lifetime_(L\d+))_", name)
+    """The row that a name says: test_row_007_... and row_007_... are 7, test_lifetime_L4_... is L4."""
+    match = re.match(r"(?:test_)?(?:row_(\d{3})|lifetime_(L\d+))_", name)
     return (match[2] or str(int(match[1]))) if match else None
 
 

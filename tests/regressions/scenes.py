@@ -1,8 +1,4 @@
-"""What the scenarios share: requests, devices that move as a scenario wants, and engines with one part broken.
-
-Every scenario runs the sound engine, and most run it again with one protection taken away: that must fail, or the
-scenario would prove nothing.
-"""
+"""Requests, devices that move as a scenario wants, and engines with one part broken, which must fail."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, run, script, sizes
+from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, request, run, script, sizes
 from torch import Tensor
 
 from gapless.base.errors import GaplessError
-from gapless.base.params import SamplingParams
 from gapless.base.records import Request, StepPlan
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape
@@ -31,12 +25,6 @@ Tweak = Callable[[Loop], None]
 
 BROKEN = (AssertionError, GaplessError, LookupError, ValueError)
 """How a broken engine shows: an assertion of ours or of the scenario, a failed program, a failed look-up."""
-
-
-def request(key: int, prompt: list[int], new: int, stop_ids: tuple[int, ...] = (), **sampling: Any) -> Request:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": None, **sampling})
-    tokens, min_len = np.array(prompt, np.int32), len(prompt) + params.min_tokens
-    return Request(key, tokens, params, params.seed or 0, stop_ids, min_len, len(prompt) + new)
 
 
 def job(key: int, prompt: list[int], new: int, arrives: int = 0, stop_ids: tuple[int, ...] = ()) -> Job:
@@ -105,12 +93,6 @@ class Prefers:
         return next((stream for stream in ready if stream.name in self._names), needed)
 
 
-def device_that_prefers(*names: str, maps_host: bool = False) -> SimDevice:
-    device = SimDevice(0, maps_host=maps_host)
-    device.adversary = Prefers(*names)
-    return device
-
-
 class Log:
     """The plans of a loop: all of them, and those that are in flight now."""
 
@@ -128,11 +110,6 @@ class Log:
 
     def in_flight(self) -> list[StepPlan]:
         return [flight.plan for flight in self._loop.flights]
-
-
-def rows_of(plan: StepPlan) -> set[int]:
-    """Rows that take part in a step."""
-    return {*plan.decode, *(chunk.row for chunk in plan.chunks)}
 
 
 def short_packets(loop: Loop) -> None:
@@ -172,13 +149,6 @@ def one_batch_for_all() -> Iterator[None]:
 
     with patch.object(Leader, "exact", refill):
         yield
-
-
-class Passed:
-    """A fence that guards nothing."""
-
-    def done(self) -> bool:
-        return True
 
 
 class FakeCuda:

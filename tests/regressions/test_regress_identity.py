@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 from fronts_and_cores import PRINTABLE, Gated, engine_core, front_of, letter, read_all, tokens_of
-from harness import VOCAB, checksum_loop, model_loop
-from scenes import Log, Prefers, broken, job, must_fail, play, request, tokens
-from sharpest import sharpest
+from harness import VOCAB, checksum_loop, model_loop, request
+from scenes import Log, Prefers, broken, job, must_fail, play, tokens
 
 from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
@@ -83,36 +82,6 @@ def _good_stop(prompt):
     """Whether the third token is a character that stands alone and has not come before."""
     expected = continue_prompt(prompt, 3, VOCAB)
     return max(expected) < PRINTABLE and expected[2] not in expected[:2]
-
-
-@pytest.mark.parametrize("turns", sharpest(range(0, 30, 3), keep=3))
-def test_row_039_an_abort_may_come_at_any_time_and_twice(turns):
-    """An abort that raced with the end of a request hit a look-up that was not there, and the engine died. Here unknown
-    keys, second aborts and aborts of what has ended or never came are ignored, at every moment of a run."""
-
-    def scene():
-        loop = checksum_loop(SimDevice(turns, "lazy"), Sizes(2, 48, 25, 4, 6, 16), 8)
-        jobs = [job(key, tokens(key, 9), 1 + 4 * key, stop_ids=(3, 5)) for key in range(6)]
-        for one in jobs[:4]:
-            loop.submit(one.request)
-        for _ in range(turns):
-            loop.turn()
-        for _ in range(2):
-            for key in (0, 1, 3, 4, 99):
-                loop.abort(key)
-            loop.turn()
-        for one in jobs[4:]:
-            loop.submit(one.request)
-        while loop.has_work():
-            for settled in loop.turn().tokens:
-                for key, token, _ in settled.entries():
-                    jobs[key].tokens.append(token)
-        assert jobs[4].tokens == jobs[4].expected() and jobs[5].tokens == jobs[5].expected()
-        play(loop, [])
-
-    scene()
-    with broken(Loop, "abort", lambda loop, key: loop.planner.finish(loop.planner.by_key[key])):
-        scene()
 
 
 @pytest.mark.seeds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import Job, checksum_loop, contents_of, kernels_for
-from scenes import play, request, tokens
+from harness import Job, checksum_loop, contents_of, kernels_for, request
+from scenes import play, tokens
 
 from gapless.loop.build import HostSizes, Sizes
 from gapless.testing.sim import SimDevice
@@ -69,15 +69,3 @@ def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice(
             loop.pool.check([])
         play(loop, conversations(rounds=1))
     assert left > 8, "requests were meant to leave during loads"
-
-
-class OneFence:
-    """The fence of whatever was recorded last."""
-
-    latest = None
-
-    def __init__(self, fence):
-        OneFence.latest = fence
-
-    def __getattr__(self, name):
-        return getattr(OneFence.latest, name)

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import torch
-from harness import checksum_loop, script, sizes
+from harness import checksum_loop, request
 from scenes import (
     broken,
-    collect,
     job,
     must_fail,
-    one_batch_for_all,
     play,
-    request,
     short_packets,
     tokens,
 )
 
-from gapless import guard
-from gapless.base.config import EngineConfig
 from gapless.engine import core
 from gapless.loop.build import Sizes
-from gapless.step.packet import Packer
 from gapless.testing.sim import SimDevice, SimStream
 
 pytestmark = pytest.mark.unguarded
 
 SEEDS = range(6)
-TINY = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 def test_row_005_a_warm_up_request_joins_the_protocol():
@@ -95,74 +81,3 @@ def test_row_006_the_fences_of_a_step_do_not_depend_on_the_depth():
     after = SimStream.after
     with broken(SimStream, "after", only_when_asynchronous):
         assert operations(2) == operations(8) == operations(1) == reference
-
-
-@pytest.mark.seeds
-def test_row_010_attention_metadata_belongs_to_its_step(tmp_path):
-    """An attention backend kept its metadata in pinned buffers that the next steps rewrote. Here the host's part is a
-    frozen record made for each step, and lengths and page tables come from device tables."""
-
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    asked = [request(key, tokens(key, 5 + 9 * key), 9) for key in range(4)]
-
-    def generate(seed, depth, mood):
-        config = EngineConfig(
-            model=str(tmp_path), load_format="dummy", dtype="float32", depth=str(depth), max_num_seqs=3,
-            max_num_batched_tokens=12, max_model_len=64, num_gpu_blocks_override=24, block_size=8, device="cpu",
-        )  # fmt: skip
-        return collect(core.build_core(config, SimDevice(seed, mood)).loop, asked)
-
-    reference = generate(0, 1, "eager")
-
-    def scene():
-        assert generate(1, 8, "lazy") == reference
-
-    scene()
-    with one_batch_for_all():
-        assert generate(1, 1, "eager") == reference, "harmless while no step is behind"
-        with must_fail():
-            scene()
-
-
-def test_row_011_the_device_side_buffer_is_refilled_in_stream_order():
-    """The one input buffer on the device was overwritten for the next chunk before the current one was read. Here the
-    upload is the first operation of its own step's program, so it cannot overtake the step in front of it."""
-
-    def scene(tweak=lambda loop: None):
-        for seed in SEEDS:
-            loop = checksum_loop(SimDevice(seed, "lazy"), Sizes(3, 64, 65, 4, 7, 8), 8)
-            tweak(loop)
-            play(loop, [job(key, tokens(key, 40), 6) for key in range(4)])
-
-    scene()
-    write = Packer.write
-
-    def by_the_host(loop):
-        loop.device.upload = loop.device.compute.upload = lambda target, source: None
-
-        def write_through(plan, shape, requests, words, *rest):
-            write(loop.launcher.leader.packer, plan, shape, requests, words, *rest)
-            slot = guard.pinned_tensor(torch.from_numpy(words[: shape.words]))
-            loop.launcher.executor.buffers.words[: shape.words].copy_(slot, non_blocking=True)
-
-        loop.launcher.leader.packer.write = write_through
-
-    with must_fail():
-        scene(by_the_host)
-
-
-@pytest.mark.seeds
-def test_lifetime_L3_the_plan_of_a_step_is_its_own():
-    """A planner's pinned buffer was rewritten by the next plan() while the device still read it. Here plan() is given a
-    value that travels with its launch, so the host may decide eight steps ahead of the forward."""
-
-    def scene(mood, depth):
-        for seed in SEEDS:
-            shape = sizes(seed)
-            play(checksum_loop(SimDevice(seed, mood), shape, depth), script(seed, shape.max_len))
-
-    scene("lazy", 8)
-    with one_batch_for_all():
-        scene("eager", 1)
-        with must_fail():
-            scene("lazy", 8)

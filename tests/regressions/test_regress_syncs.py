@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from harness import VOCAB, checksum_loop, model_loop
-from scenes import ManyScores, broken, job, play, request, tokens
+from harness import VOCAB, checksum_loop, model_loop, request
+from scenes import ManyScores, broken, job, play, tokens
 from sharpest import sharpest
 
 from gapless.base.config import EngineConfig

@@ -29,14 +29,6 @@ def test_every_row_is_covered_or_waits_for_a_part_and_never_both():
     assert list(NOT_YET) == sorted(NOT_YET, key=order.index), "in the order of the rows"
 
 
-def test_every_scenario_says_what_broke_and_what_holds():
-    first = {scenario.row: scenario for scenario in reversed(scenarios())}
-    for scenario in scenarios():
-        assert scenario.doc, f"{scenario.name} has no docstring"
-    for scenario in first.values():
-        assert " Here " in scenario.doc, f"{scenario.name} does not say what holds here"
-
-
 def test_the_document_is_current():
     assert (ROOT / "docs" / "reference" / "regressions.md").read_text() == document(), (
         "run python tests/regressions/not_yet.py --document > docs/reference/regressions.md"
@@ -55,6 +47,7 @@ def test_the_table_can_be_printed():
         ("test_row_007_x", "7"),
         ("test_row_085_x", "85"),
         ("test_lifetime_L4_x", "L4"),
+        ("row_021_x", "21"),
         ("test_row_7_x", None),
         ("x", None),
     ],

@@ -1,8 +1,4 @@
-"""An engine over a small dense model whose steps with chunks are captured, and requests that come in small groups.
-
-An engine captures most of these steps on a GPU alone; here the C++ kernels, which take the same padding, stand for
-Triton's.
-"""
+"""A small dense model whose steps with chunks are captured, as on a GPU; C++ kernels stand for Triton's."""
 
 from __future__ import annotations
 

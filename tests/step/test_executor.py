@@ -118,17 +118,6 @@ def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error, ca
     assert f"cannot be captured: {type(error).__name__}" in told.exc_text, "the first is logged in full"
 
 
-def test_a_graph_that_is_due_is_captured_when_the_engine_is_idle():
-    """It would be in the next request's time to its first token otherwise."""
-    loop = checksum_loop(SimDevice(1, "eager"), sizes(1), 2, patience=3)
-    loop.submit(request(tokens=(5, 6), temperature=0.0, max_len=6))
-    while loop.planner.has_work() or loop.in_flight:
-        loop.turn()
-    assert loop.launcher.graphs.due and loop.has_work()
-    loop.turn()
-    assert not loop.has_work() and len(loop.launcher.graphs) == 1
-
-
 # The launch queue.
 
 

@@ -60,7 +60,6 @@ def test_drafts_beside_chunks_give_the_tokens_of_a_run_without_captured_or_not(m
         counts = loop.launcher.gate.counts
         assert counts.accepted.sum() > 20 and counts.draft_tokens > counts.accepted.sum()
         assert len(seen) > 20 and (sum(seen) > 5) == (buckets is None)
-        device.close()
 
 
 def test_a_graph_of_drafts_beside_chunks_serves_prompts_from_the_first_step_on(model):
@@ -76,7 +75,6 @@ def test_a_graph_of_drafts_beside_chunks_serves_prompts_from_the_first_step_on(m
     seen = replayed_beside(loop)
     drive(loop, SETTINGS[:1], APART)
     assert len(seen) > 20 and all(seen)
-    device.close()
 
 
 def test_more_prompts_that_end_than_logits_are_kept_for_go_without_drafts(model):
@@ -100,7 +98,6 @@ def test_a_capture_of_drafts_beside_chunks_touches_no_row_but_the_null_row(model
     assert not found.capture((key, SampleKey(key.packet.rows, key.samples, True, 5, drafts=True)))
     assert all(np.array_equal(table[1:], kept) for table, kept in zip(tables, before, strict=True))
     assert not tables.state[0].any()
-    device.close()
 
 
 def test_a_larger_graph_serves_steps_with_as_many_places_alone(model):
@@ -111,4 +108,3 @@ def test_a_larger_graph_serves_steps_with_as_many_places_alone(model):
     assert found.larger(found.mixed_key(1, 1, 10, 5)) == found.mixed_key(4, 4, 32, 5)
     assert found.larger(found.mixed_key(1, 1, 40, 5)) is None
     assert found.mixed_key(1, ENDING + 1, 10, 5) is None and graphs.CHUNK_COUNTS[-1] > ENDING
-    device.close()

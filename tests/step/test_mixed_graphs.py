@@ -37,7 +37,6 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
         known = loop.launcher.graphs.known
         captured = [key for key in known if isinstance(key, ForwardKey) and key.batch.chunks]
-        device.close()
     assert len(captured) > 2 and loop.counters.graph_steps > 50
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
@@ -60,7 +59,6 @@ def test_steps_after_which_a_prompt_goes_on_are_replays_with_the_same_tokens(mod
         leader.decide = watch
         tokens.append(drive(loop, SETTINGS, apart))
         assert loop.counters.dropped_identity == 0, "the line of a null row counts as one that was dropped"
-        device.close()
     several = [captured for captured, beside in replays if beside]
     assert sum(captured for captured, _ in replays) > 3 and (mixed is graphs.ALONE or sum(several) > 10)
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
@@ -88,7 +86,6 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     # Others are steps that exceed each bucket.
     assert min(counters.graph_misses, counters.graph_steps, others) >= 20 and scored and all(scored)
     assert counters.graph_steps + counters.graph_misses + others == counters.steps
-    device.close()
 
 
 @pytest.mark.parametrize("budget", sharpest([SHAPE.step_tokens, 16]))
@@ -110,7 +107,6 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     while loop.rest():
         loop.turn()
     assert not loop.launcher.graphs.misses and set(misses) <= set(loop.launcher.graphs.known)
-    device.close()
     assert tokens == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
 
 
@@ -139,7 +135,6 @@ def test_a_row_that_finds_many_pages_is_replayed(model, beside):
         else:
             assert not any(loads), "an eager step's packet is as large as it has to be"
         tokens.append(found)
-        device.close()
     eager, replayed = tokens
     assert eager.keys() == replayed.keys()
     for key, values in eager.items():
@@ -181,7 +176,6 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
         assert found.larger(found.mixed_key(1, 1, 10)) is None, "it has no row that decodes"
         assert found.larger(found.mixed_key(0, 5, 10)) is None, "it has fewer prompts"
         assert found.larger(found.mixed_key(0, 1, 10, going_on=1)) is None, "each of its prompts ends"
-        device.close()
 
 
 def test_graphs_that_are_captured_at_start_hold_as_many_prompts_as_there_are_and_some_that_go_on(model):
@@ -192,7 +186,6 @@ def test_graphs_that_are_captured_at_start_hold_as_many_prompts_as_there_are_and
     for chunks, going_on in ((1, 0), (1, 1), (20, 0), (20, 1), (36, 16)):
         assert found.larger(found.mixed_key(0, chunks, 100, going_on=going_on)) in found.stand_ins, (chunks, going_on)
     assert found.mixed_key(0, 20, 100, going_on=17) is None and found.mixed_key(0, 65, 100) is None
-    device.close()
 
 
 def test_the_larger_graph_that_adds_least_serves(model):
@@ -202,7 +195,6 @@ def test_the_larger_graph_that_adds_least_serves(model):
         sizes = [found.mixed_key(4, 4, 64), found.mixed_key(0, 4, 64), found.mixed_key(0, 4, 256)]
         assert not found.capture(tuple(sizes[::step]))
         assert found.larger(found.mixed_key(0, 1, 10)) == sizes[1]
-        device.close()
 
 
 def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
@@ -218,7 +210,6 @@ def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
     drive(loop, SETTINGS)
     assert before - set(found.known), "some were dropped"
     assert all(map(found.has, found.stand_ins))
-    device.close()
 
 
 @pytest.mark.parametrize("budget, most", [(200, 256), (256, 256), (300, 512), (4000, 4096), (8192, 4096)])
@@ -244,7 +235,6 @@ def test_a_capture_touches_no_row_but_the_null_row(model):
     for table, kept in zip(tables, before, strict=True):
         assert torch.equal(table[1:], kept)
     assert not tables.state[0].any()
-    device.close()
 
 
 def watch_drops(found, executor):
@@ -279,4 +269,3 @@ def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch)
     assert {key for key, captured in found.known.items() if captured} == set(executor.graphs)
     eager = engine(SimDevice(1), model, buckets=())
     assert tokens == drive(eager, SETTINGS)
-    device.close()

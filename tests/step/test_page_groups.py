@@ -1,8 +1,4 @@
-"""Two page groups in one step: each has its part of the page table and a memory of its own.
-
-A small planner by hand gives pages of the window group back as soon as no later position reads them, and hands them to
-other rows, which overwrite them.
-"""
+"""Two page groups in one step: each has its part of the page table and a memory of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ ENTRIES = LONGEST // SIZE
 
 
 class Windowed:
-    """Rows of a model with groups, and the pages of its second group: few, so that they go round among the rows."""
+    """Rows of a model with groups; window pages go to other rows as soon as no later position reads them."""
 
     def __init__(self, kernels, pages=9):
         self.bench = Bench(

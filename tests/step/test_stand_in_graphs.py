@@ -76,7 +76,6 @@ def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatc
         loop.capture()
         seen = watch(loop)
         tokens.append(drive(loop, ASKING, scores=values))
-        device.close()
     moved = [
         ("cut" in decision.lists, "score" in decision.lists)
         for plan, decision, stands_in in many(seen)
@@ -98,7 +97,6 @@ def test_pages_of_two_groups_are_written(monkeypatch):
         loop.capture()
         seen = watch(loop)
         tokens.append(drive(loop, SETTINGS[:1]))
-        device.close()
     assert all(stands_in and decision.captured for _, decision, stands_in in many(seen))
     assert sum({write.group for write in plan.pages} == {0, 1} for plan, _, _ in seen) > 50
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
@@ -128,5 +126,3 @@ def test_a_follower_runs_them_too(model, depth, monkeypatch):
     assert 30 < sum(stand_ins) < len(stand_ins) - 10, "and some have got graphs of their own"
     later = [order for order in orders[at_start:] if isinstance(order, CaptureOrder)]
     assert later and any(order.drop for order in later), "graphs were captured on the way, and dropped"
-    device.close()
-    other.close()
