@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
 import torch
 
 from gapless import guard
-from gapless.guard import run
 from gapless.guard.emulate import emulated_cuda
 from gapless.guard.patches import Patches
 
@@ -185,14 +183,10 @@ freed_memory_of_another_size_is_not_taken()
 
 
 @pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
+def san(san_source):
     def started(source: str, *flags: str):
-        path = tmp_path / "program.py"
-        path.write_text(source)
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        code = run.main(["--detect", "race", "--device-tensors", "cuda", *flags, str(path)])
-        return code, capsys.readouterr().err
+        code, _, out = san_source(source, "--detect", "race", "--device-tensors", "cuda", *flags)
+        return code, out.err
 
     return started
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import tomllib
 from contextlib import contextmanager
@@ -27,18 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
-    """Writes a program and runs it in this process; gives the exit code, the findings' lines, and its stderr."""
+def san(san_source):
+    """Runs a program of this text; gives the exit code, the rules and lines found, and what was printed."""
 
     def started(source: str, *flags: str, args: tuple[str, ...] = ()):
-        program, out = tmp_path / "program.py", tmp_path / "report.json"
-        program.write_text(textwrap.dedent(source))
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.chdir(tmp_path)
-        code = run.main(["--json", str(out), *flags, str(program), *args])
-        report = json.loads(out.read_text())
-        return code, [(f["rule"], f["line"]) for f in report["findings"]], capsys.readouterr()
+        code, report, out = san_source(source, *flags, args=args)
+        return code, [(f["rule"], f["line"]) for f in report["findings"]], out
 
     return started
 
