@@ -118,7 +118,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def test_one_question_in_process_is_answered(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_question_in_process_is_answered(fake, capsys):
     argv = ["chat", "some/model", "-q", "hi there", "--system", "be brief", "--max-tokens", "9", "--stats"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
@@ -129,9 +129,7 @@ def test_one_question_in_process_is_answered(fake: Any, capsys: pytest.CaptureFi
     assert fake.engines == [{"model": "some/model"}] and fake.closed == 1
 
 
-def test_a_conversation_is_remembered(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_is_remembered(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert main(["chat"]) == 0
     assert capsys.readouterr().out == "you said one\nyou said two\n"
@@ -142,38 +140,34 @@ def test_a_conversation_is_remembered(
     ]
 
 
-def test_complete_without_a_url_runs_in_this_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["complete", "-q", "it goes", "--top-k", "4"]) == 0
+@pytest.mark.parametrize("words", [["-q", "it goes"], ["it", "goes"]])
+def test_complete_without_a_url_runs_in_this_process(fake, capsys, words):
+    assert main(["complete", *words, "--top-k", "4"]) == 0
     assert capsys.readouterr().out == "and so it goes\n"
     assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
-
-
-def test_words_of_complete_are_its_text_as_in_run(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["complete", "it", "goes", "--top-k", "4"]) == 0
-    assert capsys.readouterr().out == "and so it goes\n"
     assert main(["complete", "it", "-q", "goes"]) == 2
     assert "give a text or -q, not both" in capsys.readouterr().err
 
 
-def test_a_question_in_the_place_of_a_model_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_in_the_place_of_a_model_is_told_where_it_goes(capsys):
     assert main(["chat", "Who are you?"]) == 2
     assert "'Who are you?' is no model; ask one with -q: gapless chat -q 'Who are you?'" in capsys.readouterr().err
 
 
-def test_a_bare_word_that_is_a_url_names_the_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_word_that_is_a_url_names_the_server(server, capsys):
     assert main(["chat", server.url, "-q", "x"]) == 0
     assert capsys.readouterr().out == "you said x\n"
     assert main(["chat", server.url, "--url", "http://other:1", "-q", "x"]) == 2
     assert f"two servers are named: {server.url} and http://other:1" in capsys.readouterr().err
 
 
-def test_an_engine_that_does_not_start_is_closed(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_does_not_start_is_closed(fake, capsys):
     fake.start_error = CheckpointError("m: no config.json")
     assert main(["chat", "-m", "m", "-q", "x"]) == 1
     assert capsys.readouterr().err == "gapless: error: m: no config.json\n" and fake.closed == 1
 
 
-def test_wrong_sampling_is_told_before_the_engine_starts(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_sampling_is_told_before_the_engine_starts(fake, capsys):
     assert main(["chat", "-q", "x", "--top-p", "2"]) == 2
     assert "top_p must be a number above 0 and at most 1" in capsys.readouterr().err and fake.engines == []
 
@@ -185,9 +179,7 @@ class Interrupted(io.StringIO):
         raise KeyboardInterrupt
 
 
-def test_interruption_gives_the_answer_up(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interruption_gives_the_answer_up(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "-q", "x"]) == 130
     assert capsys.readouterr().err == ""
@@ -195,22 +187,9 @@ def test_interruption_gives_the_answer_up(
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_chat_with_a_server_prints_its_answer(server: Server, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
-    argv = [
-        "chat",
-        "--url",
-        server.url + suffix,
-        "--api-key",
-        "k",
-        "-q",
-        "héllo",
-        "--stats",
-        "--seed",
-        "3",
-        "--stop",
-        "z",
-    ]
-    assert main(argv) == 0
+def test_chat_with_a_server_prints_its_answer(server, capsys, suffix):
+    words = ["--api-key", "k", "-q", "héllo", "--stats", "--seed", "3", "--stop", "z"]
+    assert main(["chat", "--url", server.url + suffix, *words]) == 0
     out, err = capsys.readouterr()
     assert out == "you said héllo\n" and "3 tokens in" in err
     ((path, key, body),) = server.seen
@@ -225,9 +204,7 @@ def test_chat_with_a_server_prints_its_answer(server: Server, capsys: pytest.Cap
     }
 
 
-def test_complete_with_a_server_prints_its_answer(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complete_with_a_server_prints_its_answer(server, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
     assert main(["complete", "-m", "named", "--base-url", server.url.removeprefix("http://"), "p", "-n", "4"]) == 0
     assert capsys.readouterr().out == "you said p\n"
@@ -247,9 +224,7 @@ def test_complete_with_a_server_prints_its_answer(
         ("silent", "nothing came for 0.2 s"),
     ],
 )
-def test_a_server_that_fails(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str, message: str
-) -> None:
+def test_a_server_that_fails(server, monkeypatch, capsys, mode, message):
     server.mode = mode
     monkeypatch.setattr("gapless.lab.probe.SILENT_SECONDS", 0.2)
     assert main(["chat", "--url", server.url, "-q", "x"]) == 1
@@ -258,16 +233,14 @@ def test_a_server_that_fails(
     assert message in err and err.startswith("gapless: error: ") and err.count("\n") == 1
 
 
-def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_in_mid_stream_hangs_up(server, monkeypatch):
     server.mode = "forever"
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "--url", server.url, "-q", "x"]) == 130
     assert server.gone.wait(30)
 
 
-def test_a_server_that_closes_kept_connections_still_gets_every_question(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_closes_kept_connections_still_gets_every_question(server, monkeypatch, capsys):
     class Closing(Handler):
         protocol_version = "HTTP/1.1"
 
@@ -288,9 +261,7 @@ class Keyboard(io.StringIO):
         return True
 
 
-def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(server, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", Keyboard("one\nrefuse me\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 0
     out, err = capsys.readouterr()
@@ -299,9 +270,7 @@ def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["one", "you said one", "two"]
 
 
-def test_at_a_keyboard_commands_change_the_conversation(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_commands_change_the_conversation(server, monkeypatch, capsys):
     lines = [
         *("/help", "/temperature 0.5", "/stop a,b", "one", "/clear", "/max-tokens 7", "/temperature", "two"),
         *("/system be kind", "three", "/top-p 2", "/temprature 1", " /etc", "/exit", "four"),
@@ -322,9 +291,7 @@ def test_at_a_keyboard_commands_change_the_conversation(
     assert {tuple(body["stop"]) for body in bodies} == {("a", "b")}
 
 
-def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(fake, monkeypatch, capsys):
     class Impatient(Keyboard):
         def readline(self, size: int = -1) -> str:
             line = super().readline(size)
@@ -339,9 +306,7 @@ def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(
         assert f"> \nCtrl-D leaves\n> {said}\n> \n" in out and out.endswith("> \n")
 
 
-def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
-    fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(fake, monkeypatch):
     interrupts = iter([True])
 
     class Terminal(io.StringIO):
@@ -359,9 +324,7 @@ def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
     assert [m["content"] for m in fake.calls[-1][1]["messages"]] == ["two"]
 
 
-def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(server, monkeypatch, capsys):
     class Typing(Keyboard):
         def readline(self, size: int = -1) -> str:
             line = super().readline(size)
@@ -378,15 +341,13 @@ def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["two"]
 
 
-def test_a_pipe_is_not_a_keyboard(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_not_a_keyboard(server, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("refuse me\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 1
     assert "you said two" not in capsys.readouterr().out
 
 
-def test_chat_without_a_server_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_without_a_server_there_exits_with_1(capsys):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -396,14 +357,12 @@ def test_chat_without_a_server_there_exits_with_1(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
-def test_chat_with_a_wrong_url_is_refused(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_chat_with_a_wrong_url_is_refused(capsys, url):
     assert main(["chat", "--url", url, "-q", "x"]) == 2
     assert "a server's URL must look like http://localhost:8000" in capsys.readouterr().err
 
 
-def test_engine_flags_do_not_reach_a_server(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engine_flags_do_not_reach_a_server(server, monkeypatch, capsys):
     assert main(["chat", "--url", server.url, "-q", "x", "--max-num-seqs", "3"]) == 2
     assert "--max-num-seqs is a matter of the server" in capsys.readouterr().err
     monkeypatch.setenv("GAPLESS_DEPTH", "2")
