@@ -3,119 +3,96 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any
 
 import pytest
+from lab.scripted import HEAD, Model, Request, chunk, event, respond, serving
 
 from gapless.base.errors import CheckpointError
 from gapless.base.params import SamplingParams
 from gapless.cli.main import main
 
 
-class Server(ThreadingHTTPServer):
-    """Answers /v1/models and the two streams; `mode` makes it misbehave."""
-
-    daemon_threads = True
+class Server(Model):
+    """Says what it was asked; `mode` makes it misbehave."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.mode = ""
         self.interrupts = False
-        self.seen: list[tuple[str, str | None, dict[str, Any]]] = []
         self.gone = threading.Event()
+        self.routes["/v1/models"] = (200, {"data": [{"id": "served"}]})
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    def seen(self) -> list[tuple[str, str | None, dict[str, Any]]]:
+        return [(request.path, request.headers.get("authorization"), request.body) for request in self.asked]
 
+    def __call__(self, request: Request) -> Any:
+        if request.path == "/v1/models":
+            return super().__call__(request)
+        self.requests.append(request)
+        return self.stream(request)
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-    def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "served"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, self.headers["Authorization"], body))
-        mode = self.server.mode
-        if mode == "refuse" or body.get("messages", [{}])[-1].get("content") == "refuse me":
-            self._send(401, {"error": {"message": "wrong key", "type": "auth", "code": None}})
-        elif mode == "html":
-            self._raw(502, b"<h1>Bad gateway</h1>")
-        else:
-            self._stream(body, mode)
-
-    def _stream(self, body: dict[str, Any], mode: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        if mode == "cut chunks":
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b'13\r\ndata: {"choices": [\r\n')
-            return
-        self.end_headers()
+    def stream(self, request: Request) -> Iterator[tuple[float, bytes | None]]:
+        body, mode = request.body, self.mode
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-        if mode == "forever":
-            return self._until_gone()
-        if mode == "silent":
-            self.server.gone.wait(30)
-            return
-        if mode == "no JSON":
-            self.wfile.write(b"data: {\n\n")
-            return
-        for word in ["you ", "said ", asked]:
-            self._event({"choices": [{"delta": {"content": word}} if "messages" in body else {"text": word}]})
-        if mode == "error":
-            self._event({"error": {"message": "engine died", "code": 500}})
-        if mode in ("error", "cut"):
-            return
-        self.wfile.write(b": keep-alive\n\n")
-        self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        self._event({"choices": [], "usage": {"completion_tokens": 3}})
-        self.wfile.write(b"data: [DONE]\r\n\r\n")
+        if mode == "refuse" or asked == "refuse me":
+            yield 0.0, respond({"error": {"message": "wrong key", "type": "auth", "code": None}}, 401)
+        elif mode == "html":
+            yield 0.0, respond(b"<h1>Bad gateway</h1>", 502)
+        else:
+            yield 0.0, HEAD
+            yield from self.broken(mode) if mode in ("cut chunks", "forever", "silent") else ()
+            words = [f"{word} " for word in ("you", "said")] + [asked]
+            yield from ((0.0, event({"choices": [said(word, body)]})) for word in words if mode != "no JSON")
+            yield from ((0.0, part) for part in ENDS.get(mode, ENDS[""]))
+            yield 0.0, b"0\r\n\r\n"
 
-    def _until_gone(self) -> None:
+    def broken(self, mode: str) -> Iterator[tuple[float, bytes | None]]:
+        """Sends no whole answer."""
+        if mode == "cut chunks":
+            yield 0.0, b'13\r\ndata: {"choices": [\r\n'
+            yield 0.0, None
+        while mode == "silent":
+            yield 60.0, b""
         try:
-            self._event({"choices": [{"delta": {"content": "x"}}]})
-            if self.server.interrupts:
-                os.kill(os.getpid(), signal.SIGINT)
             while True:
-                self._event({"choices": [{"delta": {"content": "x"}}]})
-        except OSError:
-            self.server.gone.set()
+                yield 0.0, event({"choices": [{"delta": {"content": "x"}}]})
+                if self.interrupts:
+                    self.interrupts = False
+                    os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            self.gone.set()
 
-    def _event(self, value: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
-    def _send(self, status: int, value: dict[str, Any]) -> None:
-        self._raw(status, json.dumps(value).encode())
+def said(text: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"delta": {"content": text}} if "messages" in body else {"text": text}
 
-    def _raw(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+
+ENDS: dict[str, list[bytes]] = {
+    "": [
+        chunk(b": keep-alive\n\n"),
+        event({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        event({"choices": [], "usage": {"completion_tokens": 3}}),
+        chunk(b"data: [DONE]\r\n\r\n"),
+    ],
+    "error": [event({"error": {"message": "engine died", "code": 500}})],
+    "cut": [],
+    "no JSON": [event(b"{")],
+}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    model = Server()
+    with serving(model) as model.url:
+        yield model
 
 
 def test_one_question_in_process_is_answered(fake, capsys):
@@ -228,7 +205,6 @@ def test_a_server_that_fails(server, monkeypatch, capsys, mode, message):
     server.mode = mode
     monkeypatch.setattr("gapless.lab.probe.SILENT_SECONDS", 0.2)
     assert main(["chat", "--url", server.url, "-q", "x"]) == 1
-    server.gone.set()
     err = capsys.readouterr().err
     assert message in err and err.startswith("gapless: error: ") and err.count("\n") == 1
 
@@ -241,14 +217,9 @@ def test_leaving_in_mid_stream_hangs_up(server, monkeypatch):
 
 
 def test_a_server_that_closes_kept_connections_still_gets_every_question(server, monkeypatch, capsys):
-    class Closing(Handler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_one_request(self) -> None:
-            super().handle_one_request()
-            self.close_connection = True  # without a word in the headers
-
-    monkeypatch.setattr(server, "RequestHandlerClass", Closing)
+    answer = server.stream
+    # Without a word in the headers.
+    monkeypatch.setattr(server, "stream", lambda request: chain(answer(request), [(0.0, None)]))
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 0
     assert capsys.readouterr().out == "you said one\nyou said two\n"

@@ -221,6 +221,7 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
                     if part is None:
                         return
                     writer.write(part)
+                    await writer.drain()
         except ConnectionError:
             return
         finally:
