@@ -96,25 +96,6 @@ def test_every_spelling_of_every_switch_is_read(field, spelling):
     assert engine("--no_" + spelling[2:].replace("-", "_")) == {field: False}
 
 
-def test_nothing_given_is_the_record_s_own_defaults():
-    settings = read()
-    assert settings.build(EngineConfig) == EngineConfig()
-    assert settings.build(Door) == Door()
-    assert settings.given(EngineConfig) == settings.given(Door) == {}
-
-
-def test_a_record_makes_the_round_trip():
-    wanted = EngineConfig(model="m", depth="4", max_num_seqs=9, enable_prefix_caching=False, gpu_memory_utilization=0.5)
-    argv: list[str] = []
-    for field in dataclasses.fields(wanted):
-        value, name = getattr(wanted, field.name), field.name.replace("_", "-")
-        if isinstance(value, bool):
-            argv.append(f"--{name}" if value else f"--no-{name}")
-        elif value not in (None, ()):
-            argv += [f"--{name}", str(value)]
-    assert read(*argv).build(EngineConfig) == wanted
-
-
 def test_values_of_a_repeated_flag_are_collected():
     assert read("--api-key", "a", "--api-key", "b").given(Door) == {"api_key": ("a", "b")}
     greedy = read("m", "--api-key", "a", "b", "--port", "1", "--api-key", "c", greedy=True)

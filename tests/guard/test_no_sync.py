@@ -309,12 +309,3 @@ def test_gradients_of_backward_are_marked_as_device_tensors(t):
     with guard.no_sync():
         (weight * t).sum().backward()
         assert weight.grad in marks.DEVICE_TENSORS
-
-
-def test_an_optimizers_step_is_no_download(t):
-    weight = guard.device_tensor(torch.ones(4, requires_grad=True))
-    optimizer = torch.optim.AdamW([weight])
-    with guard.no_sync():
-        (weight * t).sum().backward()
-        torch.nn.utils.clip_grad_norm_([weight], 1.0)
-        optimizer.step()

@@ -59,15 +59,6 @@ def a_thread_reads_a_download_too_soon(wait):
     thread.start()
     thread.join()
 
-def pages_are_written_before_they_are_swapped_out(wait):
-    pages, home = torch.ones(8, 4, device="cuda"), torch.zeros(4, 4, pin_memory=True)
-    side.wait_stream(compute)
-    with torch.cuda.stream(side):
-        home.copy_(pages[:4], non_blocking=True)
-    if wait:
-        compute.wait_stream(side)
-    pages[:4] = pages[4:] + 1  # RACES
-
 def a_thread_begins_on_the_default_stream(wait):
     x = torch.zeros(4, device="cuda")
     settle()

@@ -144,22 +144,17 @@ def test_wrong_flags_stop_before_the_program(tmp_path, monkeypatch, capsys, flag
     assert "gapless san: error:" in out.err and "ran" not in out.out
 
 
-def test_a_program_that_is_not_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run.main(["nothing.py"]) == 2
-    assert capsys.readouterr().err == "gapless san: error: nothing.py is not there\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("nothing.py",), "nothing.py is not there"),
         (("-m", "no_such_module"), "No module named no_such_module"),
         (("-m", "package.no_such_module"), "No module named package.no_such_module"),
         (("-m", "package"), "No module named package.__main__; 'package' is a package and cannot be directly executed"),
         (("package",), "can't find '__main__' module in 'package'"),
     ],
 )
-def test_a_module_that_is_not_there(tmp_path, monkeypatch, capsys, words, message):
+def test_a_program_or_module_that_is_not_there(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "package").mkdir()

@@ -65,11 +65,6 @@ def sides(pairs: list[Pair]) -> tuple[list[float], list[float], list[bool]]:
     return [a.metrics[KEY] for a, _ in pairs], [b.metrics[KEY] for _, b in pairs], [a.first for a, _ in pairs]
 
 
-def test_binomial_bounds_equal_known_values():
-    assert binomial_bounds(200, 0.05) == (1, 23)
-    assert binomial_bounds(1, 0.5) == (0, 1)
-
-
 @pytest.mark.seeds
 def test_200_aa_runs_are_called_a_difference_in_about_5_percent():
     """The whole way of a report: rows, Holm over one metric, verdicts."""

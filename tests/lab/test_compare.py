@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ab_made_up import arm_run, load_run, made_runs, sample
 
-from gapless.lab.compare import JUDGED, METRICS, Rules, compare
+from gapless.lab.compare import JUDGED, Rules, compare
 from gapless.lab.records import LoadRun
 from gapless.lab.report import pairs_of
 from gapless.lab.significance import Tail, behind, crossover, detectable
@@ -37,14 +37,6 @@ def test_the_numbers_of_a_row_can_be_checked_by_hand():
     assert row["low"] is not None and row["high"] is not None and row["low"] < row["delta"] < row["high"]
     assert row["p"] is not None and row["p_holm"] is not None and row["p"] <= row["p_holm"] <= 8 * row["p"]
     assert row["needed"]["0.01"] > row["needed"]["0.03"] >= 4
-
-
-def test_detectable_is_what_would_be_called():
-    """A planted difference of twice what is detectable is called, one of a tenth is not."""
-    least = rows(0.0)["mean_tpot_ms"]["detectable"]
-    assert least is not None
-    assert rows(2 * least)["mean_tpot_ms"]["verdict"] == "worse"
-    assert rows(0.1 * least)["mean_tpot_ms"]["verdict"] == "same"
 
 
 def test_verdicts_go_by_the_raised_p_value_and_nothing_else():
@@ -85,10 +77,6 @@ def test_the_permutation_test_has_its_say():
     assert row["p"] == row["p_permutation"] == 2 / 2**6 and row["verdict"] == "worse"
     (unpaired,) = compare(pairs, ["mean_tpot_ms"], Rules(test="welch"))
     assert unpaired["order"] is None and unpaired["verdict"] == "worse"
-
-
-def test_every_judged_metric_is_known():
-    assert set(JUDGED) <= set(METRICS)
 
 
 def test_a_p99_of_384_requests_is_four_requests():
