@@ -166,8 +166,6 @@ def test_an_error_of_the_program_goes_through(t):
 
 
 def test_after_no_sync_everything_is_as_before(t):
-    """Modes, patches, filters and callbacks are as they were, also after an error."""
-
     def state():
         return (
             open_modes(), list(gc.callbacks),

@@ -183,7 +183,6 @@ def san(san_source):
 
 
 def test_a_program_under_san_is_reported_where_it_races(san):
-    """Each function races where it is marked when it does not wait, and not when it waits."""
     code, report = san(PROGRAM)
     marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# RACES")]
     found = [int(line.split("program.py:")[1].split(":")[0]) for line in report.splitlines() if ": race: " in line]
@@ -239,7 +238,6 @@ assert home.isfinite().all()
     ],
 )  # fmt: skip
 def test_a_training_loop_that_loads_ahead(san, without):
-    """Silent as it stands, and reported without any one of its orders."""
     assert without in TRAINING
     code, report = san(TRAINING.replace(without, "pass") if without else TRAINING)
     assert (code, " race: " in report) == ((1, True) if without else (0, False)), report
@@ -317,8 +315,6 @@ def test_events_are_timed_only_when_asked_for():
 
 
 def test_stand_ins_around_each_other_are_all_called():
-    """A detector wraps what another one, or the emulation, has wrapped."""
-
     class Owner:
         def call(self) -> str:
             return "call"

@@ -232,7 +232,6 @@ def test_emulation_leaves_nothing_behind():
 
 
 def test_a_detector_plugs_in(monkeypatch, san):
-    """The seam for other detectors: what it finds is in the report, and a program under it is entered and left."""
     calls = []
 
     @contextmanager

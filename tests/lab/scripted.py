@@ -1,7 +1,4 @@
-"""A scripted OpenAI server behind transports in memory, on an event loop whose clock jumps to the next thing to do.
-
-What takes minutes here takes milliseconds, and every time is exact: a test may ask for equality.
-"""
+"""A scripted OpenAI server in memory, on an event loop whose clock jumps to the next thing to do: times are exact."""
 
 from __future__ import annotations
 

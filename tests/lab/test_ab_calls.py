@@ -1,9 +1,5 @@
-"""Known cases: how often an A/A is called a difference, and how often a planted 3 % is found.
-
-The noise has the shape of real runs: a slow drift, a state of the machine that lasts for several runs, hiccups of
-one run. Seeds are fixed. The bounds are quantiles of the binomial distribution beyond which one seed in 10,000 would
-lie.
-"""
+"""Known cases, by fixed seeds: how often an A/A is called a difference, and how often a planted 3 % is found.
+The noise is that of real runs; bounds are quantiles beyond which one seed in 10,000 lies."""
 
 from __future__ import annotations
 
@@ -67,7 +63,6 @@ def sides(pairs: list[Pair]) -> tuple[list[float], list[float], list[bool]]:
 
 @pytest.mark.seeds
 def test_200_aa_runs_are_called_a_difference_in_about_5_percent():
-    """The whole way of a report: rows, Holm over one metric, verdicts."""
     rng = random.Random(2)
     called = sum(
         compare(experiment(rng, 10, 0.01), [KEY], Rules())[0]["verdict"] in ("better", "worse") for _ in range(200)

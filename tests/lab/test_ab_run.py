@@ -205,7 +205,6 @@ def test_a_wrong_command_line_is_refused(words, says, capsys):
 
 @pytest.mark.process
 def test_two_flag_sets_of_the_real_server(tmp_path, capsys):
-    """Both servers are started and stopped; depth 1 and depth 4 say the same."""
     out = tmp_path / "r"
     both = ["--", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "4", "--threads", "1"]
     words = command("-n", "2", "--warmup-runs", "0", "--out", str(out), "--fail-if", "tokens:differ", "requests:failed")

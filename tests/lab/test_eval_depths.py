@@ -44,7 +44,6 @@ def test_depth_changes_no_answer():
 
 
 def test_a_question_that_does_not_fit_is_wrong_and_the_others_are_answered():
-    """In a chat, eight at a time."""
     report = evaluate(
         QUESTIONS[:16], EvalFlags(backend="openai-chat", concurrency=8, max_tokens=100), max_model_len=140
     )

@@ -1,7 +1,4 @@
-"""The statistics against constants of scipy (stats.t, stats.nct, ttest_ind, permutation_test, linregress).
-
-How often they call a difference is in test_ab_calls.py.
-"""
+"""The statistics against constants of scipy (stats.t, stats.nct, ttest_ind, permutation_test, linregress)."""
 
 from __future__ import annotations
 
