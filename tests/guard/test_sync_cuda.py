@@ -181,6 +181,15 @@ def test_growth_does_not_hide_the_programs_error(cuda):
     assert [f.rule for f in region.report.findings] == ["allocator-growth"]
 
 
+def test_everything_is_unpatched_afterwards(cuda):
+    before = [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS]
+    filters, show = list(warnings.filters), warnings.showwarning
+    with guard.no_sync():
+        assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] != before
+    assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] == before
+    assert (list(warnings.filters), warnings.showwarning) == (filters, show)
+
+
 def test_collectives_of_objects_are_reported_as_waits(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
