@@ -161,3 +161,24 @@ def test_accesses_race_if_no_path_of_the_graph_orders_them(program, seed):
             run.play(*operation)
         run.device.drain()
     assert run.found == run.graph.races()
+
+
+def test_the_oracle_knows_a_race_and_an_order():
+    use = Use(False, True, 0, 2)
+    with no_race("record") as checker:
+        run = Run(checker, 0)
+        run.play("launch", 0, "compute", [use])
+        run.play("record", 0, "compute")
+        run.play("after", 0, "token_out", 0)
+        run.play("launch", 0, "token_out", [use])
+        assert run.graph.races() == set()
+        run.play("host", 0, use)
+        run.device.drain()
+    assert (
+        run.found
+        == run.graph.races()
+        == {
+            (False, frozenset(("MainThread", "compute"))),
+            (False, frozenset(("MainThread", "token_out"))),
+        }
+    )
