@@ -33,7 +33,7 @@ def plan(line: str) -> LoadPlan:
     return make_plan(Command("bench serve", "", (BenchFlags,), greedy=True).read(line.split(), {}).build(BenchFlags))
 
 
-def test_without_flags_it_is_a_closed_loop_on_this_machine() -> None:
+def test_without_flags_it_is_a_closed_loop_on_this_machine():
     made = plan("")
     assert made.target.base_url == "http://127.0.0.1:8000" and made.target.model == ""
     assert made.concurrency == 16 and math.isinf(made.arrivals.rate) and made.fit_lengths
@@ -44,7 +44,7 @@ def test_without_flags_it_is_a_closed_loop_on_this_machine() -> None:
     assert made.target.ignore_eos and made.target.extra_body == {"temperature": 0.0}
 
 
-def test_a_command_line_of_vllm_is_read() -> None:
+def test_a_command_line_of_vllm_is_read():
     made = plan(
         "--backend vllm --base-url http://h:9 --endpoint /v1/completions --model m "
         "--dataset-name random --num-prompts 200 --random-input-len 512 --random_output_len 64 --random-prefix-len 16 "
@@ -91,12 +91,12 @@ def test_a_command_line_of_vllm_is_read() -> None:
         ("--dataset-name trace --dataset-path f", {"dataset": "timed_trace", "self_timed": True}),
     ],
 )
-def test_the_flags_of_a_data_set_make_its_workload(line: str, want: dict[str, Any]) -> None:
+def test_the_flags_of_a_data_set_make_its_workload(line, want):
     work = plan(line).work
     assert {name: getattr(work, name) for name in want} == want
 
 
-def test_concurrency_is_unlimited_if_the_rate_paces_requests() -> None:
+def test_concurrency_is_unlimited_if_the_rate_paces_requests():
     assert plan("--max-concurrency 3").concurrency == 3
     assert plan("--request-rate inf").concurrency is None
     assert plan("--dataset-name timed_trace --dataset-path f").concurrency is None
@@ -106,7 +106,7 @@ def test_concurrency_is_unlimited_if_the_rate_paces_requests() -> None:
     assert ramp.arrivals.ramp == Ramp("linear", 1.0, 9.0) and ramp.concurrency is None
 
 
-def test_answers_run_to_their_length_where_it_is_planned() -> None:
+def test_answers_run_to_their_length_where_it_is_planned():
     assert not plan("--dataset-name sharegpt --dataset-path f").target.ignore_eos
     assert plan("--dataset-name sharegpt --dataset-path f --ignore-eos").target.ignore_eos
     assert not plan("--no-ignore-eos").target.ignore_eos
@@ -117,6 +117,7 @@ def test_answers_run_to_their_length_where_it_is_planned() -> None:
     [
         ("--dataset-name custm", "did you mean custom?"),
         ("--dataset-name custom", "--dataset-path FILE"),
+        ("--dataset-path x", "made up"),
         ("--request-rate 0", "request-rate must be above 0"),
         ("--burstiness 0", "burstiness must be above 0"),
         ("--request-rate linear:1", "linear:START:END"),
@@ -143,7 +144,7 @@ def test_answers_run_to_their_length_where_it_is_planned() -> None:
         ("--nm-prompts 3", "did you mean --num-prompts?"),
     ],
 )
-def test_wrong_flags_are_told_before_any_server_is_asked(line: str, message: str) -> None:
+def test_wrong_flags_are_told_before_any_server_is_asked(line, message):
     with pytest.raises(ConfigError) as caught:
         plan(line)
     assert message in str(caught.value)
@@ -165,7 +166,7 @@ def bench(url: str, *more: str) -> int:
     return main([*line.split(), url, *more])
 
 
-def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_over_a_socket(url, model, tmp_path, capsys):
     folder = tmp_path / "results"
     kept = ["--out", f"{folder}/", "--metadata", "commit=abc", "label=mine"]
     assert bench(url, "--api-key", "k", "--save-detailed", *kept) == 0
@@ -192,22 +193,20 @@ def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pyt
         (["--save-result"], "--out FILE.json"),
     ],
 )
-def test_flags_that_would_lose_the_result_are_refused_before_the_run(
-    words: list[str], message: str, url: str, model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_would_lose_the_result_are_refused_before_the_run(words, message, url, model, capsys):
     asked = len(model.asked)
     assert bench(url, *words) == 2
     assert message in capsys.readouterr().err and len(model.asked) == asked
 
 
-def test_a_file_that_is_named_is_written(url: str, tmp_path: Path) -> None:
+def test_a_file_that_is_named_is_written(url, tmp_path):
     path = tmp_path / "r.json"
     line = "--num-prompts 5 --random-input-len 8 --random-output-len 3 --client-priority none --result-filename"
     assert main(["bench", "serve", url, *line.split(), str(path)]) == 0
     assert json.loads(path.read_text())["completed"] == 5
 
 
-def test_results_may_be_gathered_in_one_file(url: str, tmp_path: Path) -> None:
+def test_results_may_be_gathered_in_one_file(url, tmp_path):
     for _ in range(2):
         assert bench(url, "--out", str(tmp_path / "all.jsonl")) == 0
     lines = (tmp_path / "all.jsonl").read_text().splitlines()
@@ -217,7 +216,7 @@ def test_results_may_be_gathered_in_one_file(url: str, tmp_path: Path) -> None:
     assert bench(url, "--out", f"{blocked}/x/") == 2
 
 
-def test_a_bench_that_cannot_run_exits_with_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_that_cannot_run_exits_with_1(url, capsys):
     assert bench(url, "--model", "other") == 1
     assert "has no model 'other'; it has m" in capsys.readouterr().err
     assert bench("http://127.0.0.1:1") == 1
@@ -235,7 +234,7 @@ class Interrupting(Model):
         return super().stream(request)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_what_was_measured(tmp_path, capsys):
     out = tmp_path / "a.json"
     with serving(Interrupting(ttft=0.001, itl=0.001)) as url:
         assert bench(url, "--max-concurrency", "1", "--out", str(out)) == 130
@@ -255,7 +254,7 @@ sys.exit(code)
 """
 
 
-def test_a_run_loads_nothing_but_the_standard_library(url: str) -> None:
+def test_a_run_loads_nothing_but_the_standard_library(url):
     words = ["bench", "serve", "--num-prompts", "2", "--random-output-len", "2", "--base-url", url]
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{RUN}", *words],
@@ -294,9 +293,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return FakeLLM.calls
 
 
-def test_bench_throughput_runs_all_prompts_in_one_call(
-    calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_bench_throughput_runs_all_prompts_in_one_call(calls, capsys, tmp_path):
     path = tmp_path / "t.json"
     line = "bench throughput demo --num-prompts 4 --input-len 6 --output-len 3 --depth 2 --output-json"
     assert main([*line.split(), str(path)]) == 0
@@ -314,7 +311,7 @@ def test_bench_throughput_runs_all_prompts_in_one_call(
     assert rates == pytest.approx((36, 4))
 
 
-def test_throughput_of_a_file_uses_its_prompts(calls: list[Any], tmp_path: Path) -> None:
+def test_throughput_of_a_file_uses_its_prompts(calls, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "abc", "output_tokens": 2}')
     assert main(["bench", "throughput", "--dataset-name", "custom", "--dataset-path", str(path)]) == 0
@@ -323,9 +320,7 @@ def test_throughput_of_a_file_uses_its_prompts(calls: list[Any], tmp_path: Path)
     assert main(["bench", "throughput", "--dataset-name", "custom", "--dataset-path", str(path)]) == 2
 
 
-def test_bench_latency_times_every_iteration_after_the_warmup(
-    calls: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_bench_latency_times_every_iteration_after_the_warmup(calls, capsys, tmp_path):
     path = tmp_path / "l.json"
     line = "bench latency --batch-size 2 --input-len 5 --output-len 3 --num-iters 4 --num-iters-warmup 2 --output-json"
     assert main([*line.split(), str(path)]) == 0
@@ -348,12 +343,12 @@ def test_bench_latency_times_every_iteration_after_the_warmup(
         "startup --depth 99",
     ],
 )
-def test_a_flag_of_another_bench_is_refused(line: str, calls: list[Any]) -> None:
+def test_a_flag_of_another_bench_is_refused(line, calls):
     assert main(["bench", *line.split()]) == 2 and calls == []
 
 
 @pytest.mark.process
-def test_a_real_start_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_start_is_taken_apart(capsys):
     assert main(["bench", "startup", "--num-iters", "1", "--num-gpu-blocks-override", "200"]) == 0
     rows = {line[:28].strip(): line[28:].split() for line in capsys.readouterr().out.splitlines()}
     parts = ["interpreter", "imports", "tokenizer and template"]
@@ -363,7 +358,7 @@ def test_a_real_start_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None
     assert float(rows["torch"][0]) > float(rows["device"][0])
 
 
-def test_starts_as_a_table() -> None:
+def test_starts_as_a_table():
     starts = [startup.Start((("a", 1.0), ("other", 1.0)), 2.0), startup.Start((("a", 3.0), ("b", 1.0)), 4.0)]
     starts.append(startup.Start((("a", 5.0), ("b", 1.0)), 6.0))
     rows = [line.split() for line in startup.table(starts)[1:]]
@@ -373,9 +368,7 @@ def test_starts_as_a_table() -> None:
 
 
 @pytest.mark.parametrize("code, kind", [(2, ConfigError), (1, gapless.base.errors.EngineError)])
-def test_a_start_that_fails_has_the_childs_last_words(
-    code: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_fails_has_the_childs_last_words(code, kind, monkeypatch):
     failed = SimpleNamespace(returncode=code, stdout="", stderr="noise\nno such model\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(kind, match="the engine did not start: no such model"):

@@ -3,122 +3,99 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any
 
 import pytest
+from lab.scripted import HEAD, Model, Request, chunk, event, respond, serving
 
 from gapless.base.errors import CheckpointError
 from gapless.base.params import SamplingParams
 from gapless.cli.main import main
 
 
-class Server(ThreadingHTTPServer):
-    """Answers /v1/models and the two streams; `mode` makes it misbehave."""
-
-    daemon_threads = True
+class Server(Model):
+    """Says what it was asked; `mode` makes it misbehave."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.mode = ""
         self.interrupts = False
-        self.seen: list[tuple[str, str | None, dict[str, Any]]] = []
         self.gone = threading.Event()
+        self.routes["/v1/models"] = (200, {"data": [{"id": "served"}]})
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    def seen(self) -> list[tuple[str, str | None, dict[str, Any]]]:
+        return [(request.path, request.headers.get("authorization"), request.body) for request in self.asked]
 
+    def __call__(self, request: Request) -> Any:
+        if request.path == "/v1/models":
+            return super().__call__(request)
+        self.requests.append(request)
+        return self.stream(request)
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-    def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "served"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, self.headers["Authorization"], body))
-        mode = self.server.mode
-        if mode == "refuse" or body.get("messages", [{}])[-1].get("content") == "refuse me":
-            self._send(401, {"error": {"message": "wrong key", "type": "auth", "code": None}})
-        elif mode == "html":
-            self._raw(502, b"<h1>Bad gateway</h1>")
-        else:
-            self._stream(body, mode)
-
-    def _stream(self, body: dict[str, Any], mode: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        if mode == "cut chunks":
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b'13\r\ndata: {"choices": [\r\n')
-            return
-        self.end_headers()
+    def stream(self, request: Request) -> Iterator[tuple[float, bytes | None]]:
+        body, mode = request.body, self.mode
         asked = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-        if mode == "forever":
-            return self._until_gone()
-        if mode == "silent":
-            self.server.gone.wait(30)
-            return
-        if mode == "no JSON":
-            self.wfile.write(b"data: {\n\n")
-            return
-        for word in ["you ", "said ", asked]:
-            self._event({"choices": [{"delta": {"content": word}} if "messages" in body else {"text": word}]})
-        if mode == "error":
-            self._event({"error": {"message": "engine died", "code": 500}})
-        if mode in ("error", "cut"):
-            return
-        self.wfile.write(b": keep-alive\n\n")
-        self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        self._event({"choices": [], "usage": {"completion_tokens": 3}})
-        self.wfile.write(b"data: [DONE]\r\n\r\n")
+        if mode == "refuse" or asked == "refuse me":
+            yield 0.0, respond({"error": {"message": "wrong key", "type": "auth", "code": None}}, 401)
+        elif mode == "html":
+            yield 0.0, respond(b"<h1>Bad gateway</h1>", 502)
+        else:
+            yield 0.0, HEAD
+            yield from self.broken(mode) if mode in ("cut chunks", "forever", "silent") else ()
+            words = [f"{word} " for word in ("you", "said")] + [asked]
+            yield from ((0.0, event({"choices": [said(word, body)]})) for word in words if mode != "no JSON")
+            yield from ((0.0, part) for part in ENDS.get(mode, ENDS[""]))
+            yield 0.0, b"0\r\n\r\n"
 
-    def _until_gone(self) -> None:
+    def broken(self, mode: str) -> Iterator[tuple[float, bytes | None]]:
+        """Sends no whole answer."""
+        if mode == "cut chunks":
+            yield 0.0, b'13\r\ndata: {"choices": [\r\n'
+            yield 0.0, None
+        while mode == "silent":
+            yield 60.0, b""
         try:
-            self._event({"choices": [{"delta": {"content": "x"}}]})
-            if self.server.interrupts:
-                os.kill(os.getpid(), signal.SIGINT)
             while True:
-                self._event({"choices": [{"delta": {"content": "x"}}]})
-        except OSError:
-            self.server.gone.set()
+                yield 0.0, event({"choices": [{"delta": {"content": "x"}}]})
+                if self.interrupts:
+                    self.interrupts = False
+                    os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            self.gone.set()
 
-    def _event(self, value: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
-    def _send(self, status: int, value: dict[str, Any]) -> None:
-        self._raw(status, json.dumps(value).encode())
+def said(text: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"delta": {"content": text}} if "messages" in body else {"text": text}
 
-    def _raw(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+
+ENDS: dict[str, list[bytes]] = {
+    "": [
+        chunk(b": keep-alive\n\n"),
+        event({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+        event({"choices": [], "usage": {"completion_tokens": 3}}),
+        chunk(b"data: [DONE]\r\n\r\n"),
+    ],
+    "error": [event({"error": {"message": "engine died", "code": 500}})],
+    "cut": [],
+    "no JSON": [event(b"{")],
+}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    model = Server()
+    with serving(model) as model.url:
+        yield model
 
 
-def test_one_question_in_process_is_answered(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_question_in_process_is_answered(fake, capsys):
     argv = ["chat", "some/model", "-q", "hi there", "--system", "be brief", "--max-tokens", "9", "--stats"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
@@ -129,9 +106,7 @@ def test_one_question_in_process_is_answered(fake: Any, capsys: pytest.CaptureFi
     assert fake.engines == [{"model": "some/model"}] and fake.closed == 1
 
 
-def test_a_conversation_is_remembered(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_is_remembered(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
     assert main(["chat"]) == 0
     assert capsys.readouterr().out == "you said one\nyou said two\n"
@@ -142,38 +117,34 @@ def test_a_conversation_is_remembered(
     ]
 
 
-def test_complete_without_a_url_runs_in_this_process(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["complete", "-q", "it goes", "--top-k", "4"]) == 0
+@pytest.mark.parametrize("words", [["-q", "it goes"], ["it", "goes"]])
+def test_complete_without_a_url_runs_in_this_process(fake, capsys, words):
+    assert main(["complete", *words, "--top-k", "4"]) == 0
     assert capsys.readouterr().out == "and so it goes\n"
     assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
-
-
-def test_words_of_complete_are_its_text_as_in_run(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["complete", "it", "goes", "--top-k", "4"]) == 0
-    assert capsys.readouterr().out == "and so it goes\n"
     assert main(["complete", "it", "-q", "goes"]) == 2
     assert "give a text or -q, not both" in capsys.readouterr().err
 
 
-def test_a_question_in_the_place_of_a_model_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_in_the_place_of_a_model_is_told_where_it_goes(capsys):
     assert main(["chat", "Who are you?"]) == 2
     assert "'Who are you?' is no model; ask one with -q: gapless chat -q 'Who are you?'" in capsys.readouterr().err
 
 
-def test_a_bare_word_that_is_a_url_names_the_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_word_that_is_a_url_names_the_server(server, capsys):
     assert main(["chat", server.url, "-q", "x"]) == 0
     assert capsys.readouterr().out == "you said x\n"
     assert main(["chat", server.url, "--url", "http://other:1", "-q", "x"]) == 2
     assert f"two servers are named: {server.url} and http://other:1" in capsys.readouterr().err
 
 
-def test_an_engine_that_does_not_start_is_closed(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_does_not_start_is_closed(fake, capsys):
     fake.start_error = CheckpointError("m: no config.json")
     assert main(["chat", "-m", "m", "-q", "x"]) == 1
     assert capsys.readouterr().err == "gapless: error: m: no config.json\n" and fake.closed == 1
 
 
-def test_wrong_sampling_is_told_before_the_engine_starts(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_sampling_is_told_before_the_engine_starts(fake, capsys):
     assert main(["chat", "-q", "x", "--top-p", "2"]) == 2
     assert "top_p must be a number above 0 and at most 1" in capsys.readouterr().err and fake.engines == []
 
@@ -185,9 +156,7 @@ class Interrupted(io.StringIO):
         raise KeyboardInterrupt
 
 
-def test_interruption_gives_the_answer_up(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interruption_gives_the_answer_up(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "-q", "x"]) == 130
     assert capsys.readouterr().err == ""
@@ -195,22 +164,9 @@ def test_interruption_gives_the_answer_up(
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_chat_with_a_server_prints_its_answer(server: Server, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
-    argv = [
-        "chat",
-        "--url",
-        server.url + suffix,
-        "--api-key",
-        "k",
-        "-q",
-        "héllo",
-        "--stats",
-        "--seed",
-        "3",
-        "--stop",
-        "z",
-    ]
-    assert main(argv) == 0
+def test_chat_with_a_server_prints_its_answer(server, capsys, suffix):
+    words = ["--api-key", "k", "-q", "héllo", "--stats", "--seed", "3", "--stop", "z"]
+    assert main(["chat", "--url", server.url + suffix, *words]) == 0
     out, err = capsys.readouterr()
     assert out == "you said héllo\n" and "3 tokens in" in err
     ((path, key, body),) = server.seen
@@ -225,9 +181,7 @@ def test_chat_with_a_server_prints_its_answer(server: Server, capsys: pytest.Cap
     }
 
 
-def test_complete_with_a_server_prints_its_answer(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_complete_with_a_server_prints_its_answer(server, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
     assert main(["complete", "-m", "named", "--base-url", server.url.removeprefix("http://"), "p", "-n", "4"]) == 0
     assert capsys.readouterr().out == "you said p\n"
@@ -247,35 +201,25 @@ def test_complete_with_a_server_prints_its_answer(
         ("silent", "nothing came for 0.2 s"),
     ],
 )
-def test_a_server_that_fails(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str, message: str
-) -> None:
+def test_a_server_that_fails(server, monkeypatch, capsys, mode, message):
     server.mode = mode
     monkeypatch.setattr("gapless.lab.probe.SILENT_SECONDS", 0.2)
     assert main(["chat", "--url", server.url, "-q", "x"]) == 1
-    server.gone.set()
     err = capsys.readouterr().err
     assert message in err and err.startswith("gapless: error: ") and err.count("\n") == 1
 
 
-def test_leaving_in_mid_stream_hangs_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_in_mid_stream_hangs_up(server, monkeypatch):
     server.mode = "forever"
     monkeypatch.setattr("sys.stdout", Interrupted())
     assert main(["chat", "--url", server.url, "-q", "x"]) == 130
     assert server.gone.wait(30)
 
 
-def test_a_server_that_closes_kept_connections_still_gets_every_question(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Closing(Handler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_one_request(self) -> None:
-            super().handle_one_request()
-            self.close_connection = True  # without a word in the headers
-
-    monkeypatch.setattr(server, "RequestHandlerClass", Closing)
+def test_a_server_that_closes_kept_connections_still_gets_every_question(server, monkeypatch, capsys):
+    answer = server.stream
+    # Without a word in the headers.
+    monkeypatch.setattr(server, "stream", lambda request: chain(answer(request), [(0.0, None)]))
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 0
     assert capsys.readouterr().out == "you said one\nyou said two\n"
@@ -288,9 +232,7 @@ class Keyboard(io.StringIO):
         return True
 
 
-def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(server, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", Keyboard("one\nrefuse me\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 0
     out, err = capsys.readouterr()
@@ -299,9 +241,7 @@ def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["one", "you said one", "two"]
 
 
-def test_at_a_keyboard_commands_change_the_conversation(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_commands_change_the_conversation(server, monkeypatch, capsys):
     lines = [
         *("/help", "/temperature 0.5", "/stop a,b", "one", "/clear", "/max-tokens 7", "/temperature", "two"),
         *("/system be kind", "three", "/top-p 2", "/temprature 1", " /etc", "/exit", "four"),
@@ -322,9 +262,7 @@ def test_at_a_keyboard_commands_change_the_conversation(
     assert {tuple(body["stop"]) for body in bodies} == {("a", "b")}
 
 
-def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(
-    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(fake, monkeypatch, capsys):
     class Impatient(Keyboard):
         def readline(self, size: int = -1) -> str:
             line = super().readline(size)
@@ -339,9 +277,7 @@ def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(
         assert f"> \nCtrl-D leaves\n> {said}\n> \n" in out and out.endswith("> \n")
 
 
-def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
-    fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(fake, monkeypatch):
     interrupts = iter([True])
 
     class Terminal(io.StringIO):
@@ -359,9 +295,7 @@ def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
     assert [m["content"] for m in fake.calls[-1][1]["messages"]] == ["two"]
 
 
-def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(server, monkeypatch, capsys):
     class Typing(Keyboard):
         def readline(self, size: int = -1) -> str:
             line = super().readline(size)
@@ -378,15 +312,13 @@ def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["two"]
 
 
-def test_a_pipe_is_not_a_keyboard(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_not_a_keyboard(server, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("refuse me\ntwo\n"))
     assert main(["chat", "--url", server.url]) == 1
     assert "you said two" not in capsys.readouterr().out
 
 
-def test_chat_without_a_server_there_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_without_a_server_there_exits_with_1(capsys):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -396,14 +328,12 @@ def test_chat_without_a_server_there_exits_with_1(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://h:99999"])
-def test_chat_with_a_wrong_url_is_refused(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_chat_with_a_wrong_url_is_refused(capsys, url):
     assert main(["chat", "--url", url, "-q", "x"]) == 2
     assert "a server's URL must look like http://localhost:8000" in capsys.readouterr().err
 
 
-def test_engine_flags_do_not_reach_a_server(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engine_flags_do_not_reach_a_server(server, monkeypatch, capsys):
     assert main(["chat", "--url", server.url, "-q", "x", "--max-num-seqs", "3"]) == 2
     assert "--max-num-seqs is a matter of the server" in capsys.readouterr().err
     monkeypatch.setenv("GAPLESS_DEPTH", "2")

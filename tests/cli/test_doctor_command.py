@@ -23,7 +23,7 @@ from gapless.kernels.native import Product
 from gapless.kernels.native.speeds import Speed
 
 
-def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_every_check_of_this_machine(capsys):
     code = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     status = {c["name"]: c["status"] for c in report["checks"]}
@@ -54,16 +54,14 @@ def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixtur
     ],
     ids=("by pyenv", "with optimizations", "by Debian", "without arguments", "unknown"),
 )
-def test_a_python_built_without_optimizations_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, arguments: str | None, status: str
-) -> None:
+def test_a_python_built_without_optimizations_is_a_warning(monkeypatch, arguments, status):
     monkeypatch.setattr("sysconfig.get_config_var", {"CONFIG_ARGS": arguments}.get)
     (check,) = checks.python()
     assert check.status == status
     assert ("--enable-optimizations" in check.detail) == (status == "warn")
 
 
-def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_parts_are_told_with_the_reason(monkeypatch):
     found = {check.name: check for check in checks.native()}
     told = ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
     speeds = ["cpu float32", "cpu bfloat16", "cpu float16"] if native.load() else ["cpu dtype"]
@@ -80,7 +78,7 @@ def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_of_the_processor() -> None:
+def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_of_the_processor():
     built = build.Outcome(Path("cache/kernels-1.so"), "", 12.4, "-march=native")
     assert checks.cpu_library("cpu kernels", built, "slow") == Check(
         "cpu kernels", "ok", "native: built now, in 12 s, -march=native, in cache"
@@ -94,23 +92,21 @@ def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_o
     )  # fmt: skip
 
 
-def test_the_product_that_runs_is_named() -> None:
-    vectors = checks.cpu_products(Product("bf16_dot", ""), [])
-    assert vectors.status == "ok"
-    assert vectors.detail == "bfloat16: bf16_dot"
-    fresh, measured = (checks.cpu_products(Product("amx", ""), shapes) for shapes in ([], ["8 x 8: amx", "8 x 9: amx"]))
-    assert fresh.status == measured.status == "ok" and "GAPLESS_AMX=0 turns it off" in fresh.detail
-    assert "the first load of a model measures it" in fresh.detail
-    assert measured.detail.endswith("; 8 x 8: amx; 8 x 9: amx")
+@pytest.mark.parametrize(
+    "product, shapes, status, parts",
+    [
+        (Product("bf16_dot", ""), [], "ok", ["bfloat16: bf16_dot"]),
+        (Product("amx", ""), [], "ok", ["GAPLESS_AMX=0 turns it off", "the first load of a model measures it"]),
+        (Product("amx", ""), ["8 x 8: amx", "8 x 9: amx"], "ok", ["; 8 x 8: amx; 8 x 9: amx"]),
+        (Product("bf16_dot", "amx: refused"), [], "warn", ["bfloat16: bf16_dot; amx: refused"]),
+    ],
+)
+def test_the_product_that_runs_is_named_or_warned_of(product, shapes, status, parts):
+    check = checks.cpu_products(product, shapes)
+    assert check.status == status and all(part in check.detail for part in parts)
 
 
-def test_a_faster_product_that_does_not_serve_is_a_warning() -> None:
-    check = checks.cpu_products(Product("bf16_dot", "amx: refused by Linux: Operation not permitted"), [])
-    assert check.status == "warn"
-    assert check.detail == "bfloat16: bf16_dot; amx: refused by Linux: Operation not permitted"
-
-
-def test_the_speed_of_each_dtype_is_told_as_a_share_of_the_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_of_each_dtype_is_told_as_a_share_of_the_vector_units(monkeypatch):
     found = Speed(torch.bfloat16, "amx", 6.25, "avx512", 0.514)
     monkeypatch.setattr("gapless.kernels.native.speeds.speeds", lambda: [found])
     assert list(checks.cpu_speeds()) == [
@@ -125,9 +121,7 @@ def test_the_speed_of_each_dtype_is_told_as_a_share_of_the_vector_units(monkeypa
     ("gain", "ends"),
     [(2.25, "2.2 x as fast as bfloat16: --dtype auto takes float32"), (1.2, "1.2 x as fast as bfloat16")],
 )
-def test_float32_that_is_faster_than_torchs_bfloat16_is_told(
-    monkeypatch: pytest.MonkeyPatch, gain: float, ends: str
-) -> None:
+def test_float32_that_is_faster_than_torchs_bfloat16_is_told(monkeypatch, gain, ends):
     monkeypatch.setattr("gapless.kernels.dtypes.float32_gains", lambda dtype: gain)
     check = checks.without_cpp()
     assert check.status == "warn" and check.detail == f"torch multiplies float32 {ends}"
@@ -146,9 +140,7 @@ UNKNOWN = "unknown to the compiler"
         ("avx512_bf16 amx_bf16", True, "", Product("amx", "")),
     ],
 )
-def test_an_instruction_set_that_is_missing_has_its_reason(
-    monkeypatch: pytest.MonkeyPatch, flags: str, dot: bool, missing: str, expected: Product
-) -> None:
+def test_an_instruction_set_that_is_missing_has_its_reason(monkeypatch, flags, dot, missing, expected):
     ops = SimpleNamespace(has_bf16_dot=lambda: dot, amx_missing=lambda: missing, vector_unit=lambda: "avx512")
     monkeypatch.setattr(native, "load", lambda: object())
     monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
@@ -157,7 +149,7 @@ def test_an_instruction_set_that_is_missing_has_its_reason(
     assert native.product() == expected
 
 
-def test_a_processor_that_the_environment_keeps_to_avx2_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_the_environment_keeps_to_avx2_has_its_reason(monkeypatch):
     ops = SimpleNamespace(has_bf16_dot=lambda: False, vector_unit=lambda: "avx2")
     monkeypatch.setattr(native, "load", lambda: object())
     monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
@@ -165,7 +157,7 @@ def test_a_processor_that_the_environment_keeps_to_avx2_has_its_reason(monkeypat
     assert native.product() == Product("avx2", "ATEN_CPU_CAPABILITY=avx2 keeps AVX-512 from it")
 
 
-def test_the_cpu_device_computes() -> None:
+def test_the_cpu_device_computes():
     assert [check.status for check in checks.device("cpu")] == ["ok"]
 
 
@@ -173,9 +165,7 @@ def fixed(*found: Check) -> Any:
     return lambda port, config: list(found)
 
 
-def test_a_check_that_fails_gives_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_fails_gives_an_exit_code(monkeypatch, capsys):
     monkeypatch.setattr(checks, "run_checks", fixed(Check("a", "ok", "fine"), Check("b", "warn", "hm")))
     assert main(["doctor"]) == 0
     assert (
@@ -187,7 +177,7 @@ def test_a_check_that_fails_gives_an_exit_code(
     assert "1 checks: 1 failed, 0 to look at" in capsys.readouterr().out
 
 
-def test_a_taken_port_is_told() -> None:
+def test_a_taken_port_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -198,7 +188,7 @@ def test_a_taken_port_is_told() -> None:
     assert check.status == "warn"
 
 
-def test_a_check_that_breaks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_breaks_is_a_failure(monkeypatch):
     def broken() -> Iterator[Check]:
         yield Check("memory", "ok", "seen before the break")
         raise OSError("no such counter")
@@ -209,9 +199,7 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[-1] == Check("memory", "fail", "OSError: no such counter")
 
 
-def test_a_folder_of_the_hub_that_is_a_file_fails_with_the_mend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_of_the_hub_that_is_a_file_fails_with_the_mend(monkeypatch, tmp_path):
     home = tmp_path / "home"
     home.write_text("")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(home / "token"))
@@ -224,17 +212,17 @@ def test_a_folder_of_the_hub_that_is_a_file_fails_with_the_mend(
 @pytest.mark.parametrize(
     "version, status", [("2.10.1", "warn"), ("2.11.0", "ok"), ("2.15.1+cu132", "ok"), ("2.16.0", "warn")]
 )
-def test_a_version_of_torch_has_its_status(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
+def test_a_version_of_torch_has_its_status(monkeypatch, version, status):
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     assert [c.status for c in checks.torch_version()] == [status]
 
 
-def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_python_fails(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
     assert [c.status for c in checks.python()] == ["fail"]
 
 
-def test_missing_libraries_say_what_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_say_what_needs_them(monkeypatch):
     monkeypatch.setattr(checks, "NEEDED_BY", {"numpy": "everything", "no-such-library": "serve"})
     first, second = checks.libraries()
     assert first.detail.startswith("numpy ")

@@ -64,7 +64,7 @@ def sums(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_server_is_asked_and_the_result_kept(url, sums, tmp_path, capsys):
     path = tmp_path / "a.json"
     assert main(["eval", url, "--data", sums, "--output", str(path)]) == 0
     out = capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Pa
     assert [row["extracted"] for row in written["questions"]] == ["2", "4", "7", "8", "10", "12"]
 
 
-def test_examples_are_part_of_the_prompt_or_conversation(url: str, adds: Adds, sums: str) -> None:
+def test_examples_are_part_of_the_prompt_or_conversation(url, adds, sums):
     del adds.requests[:]
     assert main(["eval", "--url", url, "--data", sums, "--shots", "2"]) == 0
     first = adds.asked[1].body["prompt"]
@@ -96,7 +96,7 @@ def test_examples_are_part_of_the_prompt_or_conversation(url: str, adds: Adds, s
     assert one["seed"] == 5
 
 
-def test_an_accuracy_below_the_least_exits_with_1(url: str, sums: str, capsys: Any) -> None:
+def test_an_accuracy_below_the_least_exits_with_1(url, sums, capsys):
     asked = ["eval", "--base-url", url, "--data", sums]
     assert main([*asked, "--min-accuracy", "0.83"]) == 0
     assert main([*asked, "--min-accuracy", "0.84"]) == 1
@@ -106,7 +106,7 @@ def test_an_accuracy_below_the_least_exits_with_1(url: str, sums: str, capsys: A
     assert "is a server running there" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_the_answers_that_had_come(sums: str, tmp_path: Path, capsys: Any) -> None:
+def test_ctrl_c_keeps_the_answers_that_had_come(sums, tmp_path, capsys):
     class Interrupting(Adds):
         def stream(self, request: Request) -> Any:
             if len(self.asked) == 4:
@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_the_answers_that_had_come(sums: str, tmp_path: Path, capsy
     assert written["target"]["interrupted"] is True and [row["extracted"] for row in written["questions"]] == ["2", "4"]
 
 
-def test_two_results_are_compared_by_eval(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
+def test_two_results_are_compared_by_eval(url, sums, tmp_path, capsys):
     paths = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
     for path, match in zip(paths[:2], ("flexible", "strict"), strict=True):
         assert main(["eval", "--base-url", url, "--data", sums, "--match", match, "--output", path]) == 0
@@ -148,9 +148,7 @@ def test_two_results_are_compared_by_eval(url: str, sums: str, tmp_path: Path, c
         (["--data", "demo:x"], "the seed must be a whole number"),
     ],
 )
-def test_a_wrong_command_line_is_refused(
-    words: list[str], written: str, capsys: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_a_wrong_command_line_is_refused(words, written, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["eval", *words]) == 2
     assert written in capsys.readouterr().err
@@ -186,9 +184,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_eval_without_a_url_runs_in_this_process(
-    sums: str, tmp_path: Path, monkeypatch: Any, capsys: Any, chat: bool
-) -> None:
+def test_eval_without_a_url_runs_in_this_process(sums, tmp_path, monkeypatch, capsys, chat):
     monkeypatch.setitem(gapless.__dict__, "AsyncLLM", Engine)
     path = tmp_path / "a.json"
     words = ["--backend", "openai-chat"] if chat else []

@@ -80,7 +80,7 @@ def spec_of(field: str) -> Spec:
 
 
 @pytest.mark.parametrize("field, spelling", VALUED, ids=lambda x: x)
-def test_every_spelling_of_every_engine_flag_is_read(field: str, spelling: str) -> None:
+def test_every_spelling_of_every_engine_flag_is_read(field, spelling):
     text, value = sample(spec_of(field))
     assert engine(spelling, text) == {field: value}
     if spelling.startswith("--"):
@@ -90,32 +90,13 @@ def test_every_spelling_of_every_engine_flag_is_read(field: str, spelling: str) 
 
 
 @pytest.mark.parametrize("field, spelling", SWITCHES, ids=lambda x: x)
-def test_every_spelling_of_every_switch_is_read(field: str, spelling: str) -> None:
+def test_every_spelling_of_every_switch_is_read(field, spelling):
     assert engine(spelling) == {field: True}
     assert engine("--no-" + spelling[2:]) == {field: False}
     assert engine("--no_" + spelling[2:].replace("-", "_")) == {field: False}
 
 
-def test_nothing_given_is_the_record_s_own_defaults() -> None:
-    settings = read()
-    assert settings.build(EngineConfig) == EngineConfig()
-    assert settings.build(Door) == Door()
-    assert settings.given(EngineConfig) == settings.given(Door) == {}
-
-
-def test_a_record_makes_the_round_trip() -> None:
-    wanted = EngineConfig(model="m", depth="4", max_num_seqs=9, enable_prefix_caching=False, gpu_memory_utilization=0.5)
-    argv: list[str] = []
-    for field in dataclasses.fields(wanted):
-        value, name = getattr(wanted, field.name), field.name.replace("_", "-")
-        if isinstance(value, bool):
-            argv.append(f"--{name}" if value else f"--no-{name}")
-        elif value not in (None, ()):
-            argv += [f"--{name}", str(value)]
-    assert read(*argv).build(EngineConfig) == wanted
-
-
-def test_values_of_a_repeated_flag_are_collected() -> None:
+def test_values_of_a_repeated_flag_are_collected():
     assert read("--api-key", "a", "--api-key", "b").given(Door) == {"api_key": ("a", "b")}
     greedy = read("m", "--api-key", "a", "b", "--port", "1", "--api-key", "c", greedy=True)
     assert greedy.given(Door) == {"api_key": ("a", "b", "c"), "port": 1}
@@ -129,20 +110,20 @@ def test_values_of_a_repeated_flag_are_collected() -> None:
         *(("2G", 2**31), ("32KiB", 32_768), ("32KB", 32_000), ("1GiB", 2**30), ("1.3KiB", 1_331)),
     ],
 )
-def test_a_size_with_a_unit_is_read(text: str, value: int) -> None:
+def test_a_size_with_a_unit_is_read(text, value):
     assert read_size(text) == value
     assert engine("--max-model-len", text) == {"max_model_len": value}
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.0001k", "1.5", "0x10", "1kk", "1 000", "1_0k", "nan", "1e3", "1B", "1kB"])
-def test_a_wrong_size_is_refused(text: str) -> None:
+def test_a_wrong_size_is_refused(text):
     assert read_size(text) is None
     with pytest.raises(UsageError, match=r"--max-model-len.*expected a whole number"):
         engine(f"--max-model-len={text}")
 
 
 @pytest.mark.parametrize("text", ["auto", "-1", "none"])
-def test_an_optional_size_may_be_left_to_the_engine(text: str) -> None:
+def test_an_optional_size_may_be_left_to_the_engine(text):
     assert engine("--max-model-len", text) == {"max_model_len": None}
 
 
@@ -166,7 +147,7 @@ def said(row: Foreign) -> list[str]:
 
 
 @pytest.mark.parametrize("row", rows(Fate.SET), ids=str)
-def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row: Foreign) -> None:
+def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row):
     field, _, part = row.field.partition(".")
     words = ["--spec-method", "eagle3"] if part == "model" else []
     words += ["--spec-model", "x/y"] if row.text == "draft_model" else []
@@ -180,7 +161,7 @@ def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row: Foreign) -
         assert settings.notes[-1].startswith(f"{name} is written {flag}")
 
 
-def test_a_secret_of_another_engines_flag_is_not_repeated() -> None:
+def test_a_secret_of_another_engines_flag_is_not_repeated():
     assert "pa55" not in str(reader("--admin-api-key", "pa55").notes)
     with pytest.raises(UsageError, match=r"^--hf-token is not accepted: other users") as caught:
         reader("--hf-token", "pa55")
@@ -190,7 +171,7 @@ def test_a_secret_of_another_engines_flag_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("row", rows(Fate.NOTHING), ids=str)
-def test_a_flag_that_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
+def test_a_flag_that_changes_nothing_is_taken_with_a_note(row):
     for name in set(row.names) - set(SERVE.spellings()):  # those that are ours are for LLM(...)
         settings = reader(name, *said(row))
         assert settings.given(EngineConfig) == settings.given(ServerConfig) == {}
@@ -198,7 +179,7 @@ def test_a_flag_that_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
 
 
 @pytest.mark.parametrize("row", rows(Fate.INSTEAD, Fate.NOT_YET), ids=str)
-def test_a_flag_that_is_not_here_is_answered_by_its_name(row: Foreign) -> None:
+def test_a_flag_that_is_not_here_is_answered_by_its_name(row):
     for name in row.names:
         typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
         with pytest.raises(UsageError, match=f"^{name}.* {row.fate.value}") as caught:
@@ -206,7 +187,7 @@ def test_a_flag_that_is_not_here_is_answered_by_its_name(row: Foreign) -> None:
         assert row.text in str(caught.value)
 
 
-def test_each_row_about_other_engines_is_still_true() -> None:
+def test_each_row_about_other_engines_is_still_true():
     """What is "not available yet" is no flag of any command, and a flag that a text names is one."""
     records = (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags)
     ours = {name for record in records for spec in specs(record) for name in spec.spellings}
@@ -221,7 +202,7 @@ def test_each_row_about_other_engines_is_still_true() -> None:
     assert VALUES.keys() <= fields
 
 
-def test_a_flag_without_its_value_is_named() -> None:
+def test_a_flag_without_its_value_is_named():
     for words in (["--tp"], ["--tp", "--port", "1"], ["--speculative-config.method"]):
         with pytest.raises(UsageError, match=f"^{words[0]}: expected a value$"):
             reader(*words)
@@ -229,7 +210,7 @@ def test_a_flag_without_its_value_is_named() -> None:
         reader("--kv-offloading-backend=lmcache")
 
 
-def test_parts_of_a_json_field_may_be_given_one_by_one() -> None:
+def test_parts_of_a_json_field_may_be_given_one_by_one():
     words = ("--speculative_config.method", "ngram", "-sc.num_speculative_tokens=3")
     assert reader(*words).given(EngineConfig) == {
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'
@@ -241,7 +222,7 @@ def test_parts_of_a_json_field_may_be_given_one_by_one() -> None:
         reader("--override-generation-config", "0.5", "--temp", "1")
 
 
-def test_options_of_a_backend_of_forms_are_refused() -> None:
+def test_options_of_a_backend_of_forms_are_refused():
     name, backend = "--structured-outputs-config", {"backend": "xgrammar"}
     for words in ((name, json.dumps(backend)), (f"{name}.backend", "xgrammar")):
         assert reader(*words).notes[0].endswith("changes nothing: forms of output are always on, by one backend")
@@ -254,7 +235,7 @@ def test_options_of_a_backend_of_forms_are_refused() -> None:
             reader(*words)
 
 
-def test_the_name_of_the_model_in_requests_is_not_lost() -> None:
+def test_the_name_of_the_model_in_requests_is_not_lost():
     flags = Command("bench serve", "", (BenchFlags,), greedy=True).read(
         ["--model", "Qwen/Qwen3-8B", "--served-model-name", "qwen"], {}
     )
@@ -262,7 +243,7 @@ def test_the_name_of_the_model_in_requests_is_not_lost() -> None:
     assert plan.target.model == "qwen"
 
 
-def test_a_switch_takes_a_word_for_its_state() -> None:
+def test_a_switch_takes_a_word_for_its_state():
     assert engine("--enforce-eager=true", "--enable-prefix-caching=off") == {
         "enforce_eager": True,
         "enable_prefix_caching": False,
@@ -278,8 +259,9 @@ def test_a_switch_takes_a_word_for_its_state() -> None:
         engine("--enforce-eager=maybe")
 
 
-def test_a_wrong_value_is_told_under_the_name_that_was_typed() -> None:
+def test_a_wrong_value_is_told_under_the_name_that_was_typed():
     cases = {
+        ("--depth", "9"): "^--depth must be auto or a whole number from 1 to 8, got '9'",
         ("--mem-fraction-static", "1.5"): "^--mem-fraction-static must be a number from 0.01 to 1, got 1.5",
         ("--served-model-name", ""): "^--served-model-name must be texts, none of them empty",
         ("--max-loras-per-batch", "0"): "^--max-loras-per-batch must be a whole number from 1",
@@ -293,20 +275,20 @@ def test_a_wrong_value_is_told_under_the_name_that_was_typed() -> None:
         read(env={"GAPLESS_BLOCK_SIZE": "0"}).build(EngineConfig)
 
 
-def test_a_mistyped_variable_is_warned_of() -> None:
+def test_a_mistyped_variable_is_warned_of():
     env = {"GAPLESS_DEPHT": "2", "GAPLESS_PORT": "1", "GAPLESS_AMX": "0", "GAPLESS_QUIET": "1", "HF_HOME": "x"}
     assert read(env=env).notes == [
         "GAPLESS_DEPHT in the environment is not known, and changes nothing; did you mean GAPLESS_DEPTH?"
     ]
 
 
-def test_every_variable_of_the_table_has_a_description() -> None:
+def test_every_variable_of_the_table_has_a_description():
     table = variables()
     assert table["GAPLESS_MAX_NUM_SEQS"].startswith("--max-num-seqs: requests running at once")
     assert {*OWN_VARIABLES, *OTHERS} <= table.keys() and all(table.values())
 
 
-def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:
+def test_a_config_file_may_have_keys_of_other_engines(tmp_path):
     keys = {
         "tensor-parallel-size": 1,
         "enable-auto-tool-choice": True,
@@ -323,91 +305,66 @@ def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:
     assert [note.split()[0] for note in settings.notes] == [f"--{key.replace('_', '-')}" for key in said]
 
 
-def test_help_tells_what_becomes_of_another_engines_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_what_becomes_of_another_engines_flag(capsys):
     with pytest.raises(SystemExit):
         read("--help=swap-space")
     assert "--swap-space, --preemption-mode VALUE: changes nothing (preempted requests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "typed, meant",
-    [("--max-num-seq", "--max-num-seqs"), ("--max_modl_len", "--max-model-len"), ("--page-sise", "--page-size")],
+    "argv, message",
+    [
+        ("--max-num-seq 3", r"^unknown flag --max-num-seq; did you mean --max-num-seqs\?$"),
+        ("--max_modl_len 3", r"^unknown flag --max_modl_len; did you mean --max-model-len\?$"),
+        ("--enable-steep-mode", r"^unknown flag --enable-steep-mode; did you mean --enable-sleep-mode"),
+        ("--enable-flux-mode", r"^unknown flag --enable-flux-mode; see gapless serve --help$"),
+        ("--bogus", r"^unknown flag --bogus; see gapless serve --help$"),  # two dashes do not make it like --uds
+        ("-hfoo", r"^unknown flag -hfoo; see gapless serve --help$"),
+        ("--max-model 3", "unknown flag --max-model"),  # no abbreviations
+        ("a b", "unexpected argument 'b'"),
+        ("a --model b", "two models are named: a and --model b"),
+        ("a redis://me:secret@cache:6379", "unexpected argument 'redis://cache:6379'"),
+        ("redis://me:secret@cache:6379 --model a", "two models are named: redis://cache:6379 and --model a"),
+        ("--dtype int3", "--dtype.*must be one of auto, bfloat16, float16, float32, got 'int3'"),
+        ("--port x", "--port.*expected a whole number"),
+        ("--gpu-memory-utilization much", "--gpu-memory-utilization.*expected a number, got 'much'"),
+        ("--max-num-seqs", "--max-num-seqs.*expected one argument"),
+        ("--config /nowhere/c.json", r"^/nowhere/c\.json: cannot read"),
+        ("--help=warp", "no flag of gapless serve mentions 'warp'"),
+    ],
 )
-def test_an_unknown_flag_names_the_nearest_one(typed: str, meant: str) -> None:
-    with pytest.raises(UsageError, match=f"^unknown flag {typed}; did you mean {meant}\\?$"):
-        read(typed, "3")
-
-
-def test_an_unknown_flag_unlike_any_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown flag --zzzzqqq; see gapless serve --help"):
-        read("--zzzzqqq")
-    with pytest.raises(UsageError, match="unknown flag --bogus; see gapless serve --help"):
-        read("--bogus")  # two dashes alone do not make it like --uds
-    with pytest.raises(UsageError, match="unexpected argument 'redis://cache:6379'"):
-        read("a", "redis://me:secret@cache:6379")
-    with pytest.raises(UsageError, match="unexpected argument 'b'"):
-        read("a", "b")
-    with pytest.raises(UsageError, match="two models are named: redis://cache:6379 and --model a"):
-        read("redis://me:secret@cache:6379", "--model", "a")
-
-
-def test_a_suggestion_is_near_or_none() -> None:
-    with pytest.raises(UsageError, match=r"^unknown flag --enable-steep-mode; did you mean --enable-sleep-mode"):
-        read("--enable-steep-mode")
-    with pytest.raises(UsageError, match=r"^unknown flag --enable-flux-mode; see gapless serve --help$"):
-        read("--enable-flux-mode")
-    with pytest.raises(UsageError, match=r"^unknown flag -hfoo; see gapless serve --help$"):
-        read("-hfoo")
-
-
-def test_flags_are_not_abbreviated() -> None:
-    with pytest.raises(UsageError, match="unknown flag --max-model"):
-        read("--max-model", "3")
+def test_a_wrong_command_line_is_refused(argv, message):
+    with pytest.raises(UsageError, match=message):
+        read(*argv.split())
 
 
 @pytest.mark.parametrize(
-    "argv, message",
+    "name, value, message",
     [
-        (["--dtype", "int3"], "--dtype.*must be one of auto, bfloat16, float16, float32, got 'int3'"),
-        (["--port", "x"], "--port.*expected a whole number"),
-        (["--gpu-memory-utilization", "much"], "--gpu-memory-utilization.*expected a number, got 'much'"),
-        (["--max-num-seqs"], "--max-num-seqs.*expected one argument"),
+        ("GAPLESS_BLOCK_SIZE", "big", r"^GAPLESS_BLOCK_SIZE: expected a whole number.*, got 'big'$"),
+        ("GAPLESS_QUIET", "maybe", "GAPLESS_QUIET: expected true or false, got 'maybe'"),
     ],
 )
-def test_wrong_values_name_the_flag(argv: list[str], message: str) -> None:
+def test_a_wrong_variable_is_named(name, value, message):
     with pytest.raises(UsageError, match=message):
-        read(*argv)
+        read(env={name: value})
+    assert engine(env={name: "", "GAPLESS_UNRELATED": "x"}) == {}
 
 
-def test_the_record_has_the_last_word() -> None:
-    with pytest.raises(ConfigError, match="depth must be auto or a whole number from 1 to 8, got '9'"):
-        read("--depth", "9").build(EngineConfig)
-
-
-def test_a_word_without_a_flag_is_the_model() -> None:
+def test_a_word_without_a_flag_is_the_model():
     assert engine("some/dir", "--depth", "2") == {"model": "some/dir", "depth": "2"}
     assert engine("--depth", "2", "some/dir") == {"model": "some/dir", "depth": "2"}
     assert engine("same", "-m", "same") == {"model": "same"}
-    with pytest.raises(UsageError, match="two models are named: a and --model b"):
-        read("a", "--model", "b")
     assert read("a").typed == {"model"}
 
 
 @pytest.mark.parametrize("field", [s.field for s in specs(EngineConfig)])
-def test_every_flag_has_a_variable(field: str) -> None:
+def test_every_flag_has_a_variable(field):
     spec = spec_of(field)
     text, value = ("off", False) if spec.kind is bool else sample(spec)
     settings = read(env={f"GAPLESS_{field.upper()}": text})
     assert settings.given(EngineConfig) == {field: value}
     assert settings.typed == set()
-
-
-def test_wrong_variables_are_named() -> None:
-    with pytest.raises(UsageError, match=r"^GAPLESS_BLOCK_SIZE: expected a whole number.*, got 'big'$"):
-        read(env={"GAPLESS_BLOCK_SIZE": "big"})
-    with pytest.raises(UsageError, match="GAPLESS_QUIET: expected true or false, got 'maybe'"):
-        read(env={"GAPLESS_QUIET": "maybe"})
-    assert engine(env={"GAPLESS_BLOCK_SIZE": "", "GAPLESS_UNRELATED": "x"}) == {}
 
 
 def config_file(tmp_path: Path, name: str, text: str) -> str:
@@ -416,7 +373,7 @@ def config_file(tmp_path: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
+def test_command_line_beats_environment_beats_file(tmp_path):
     path = config_file(tmp_path, "c.json", json.dumps({"depth": 2, "page-size": 8, "seed": 1}))
     env = {"GAPLESS_DEPTH": "3", "GAPLESS_SEED": "2"}
     assert engine("--config", path) == {"depth": "2", "block_size": 8, "seed": 1}
@@ -425,14 +382,14 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
     assert engine("--no-async-scheduling", env=env)["depth"] == "1"
 
 
-def test_a_toml_file_gives_flags_their_values(tmp_path: Path) -> None:
+def test_a_toml_file_gives_flags_their_values(tmp_path):
     text = 'model = "x"\nmax_model_len = "4K"\napi_key = ["a", "b"]\nquiet = true\ntimeout = 2\ncache-prompt = false'
     settings = read("--config", config_file(tmp_path, "c.toml", text))
     assert settings.build(Door) == Door(api_key=("a", "b"), quiet=True, timeout=2.0)
     assert settings.given(EngineConfig) == {"model": "x", "max_model_len": 4096, "enable_prefix_caching": False}
 
 
-def test_a_yaml_file_gives_flags_their_values(tmp_path: Path) -> None:
+def test_a_yaml_file_gives_flags_their_values(tmp_path):
     text = (
         "model: x\nmax-model-len: 4K\napi_key: [a, b]\nquiet: true\ntimeout: 2\nno-such: 1\n"
         "speculative-config: {method: ngram, num_speculative_tokens: 3}\n"
@@ -468,19 +425,14 @@ def test_a_yaml_file_gives_flags_their_values(tmp_path: Path) -> None:
         ("c.json", '{"dtype": "fp8"}', "dtype: must be one of auto, bfloat16"),
     ],
 )
-def test_wrong_config_files_name_file_and_key(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_wrong_config_files_name_file_and_key(tmp_path, name, text, message):
     path = config_file(tmp_path, name, text)
     with pytest.raises(UsageError, match=message) as caught:
         read("--config", path)
     assert str(caught.value).startswith(path)
 
 
-def test_a_missing_config_file_is_named() -> None:
-    with pytest.raises(UsageError, match=r"^/nowhere/c\.json: cannot read"):
-        read("--config", "/nowhere/c.json")
-
-
-def test_help_tells_every_flag_its_default_and_its_group() -> None:
+def test_help_tells_every_flag_its_default_and_its_group():
     text = command().format_help()
     for spec in [*specs(EngineConfig), *specs(Door)]:
         shown = [s.replace("--", "--[no-]", 1) for s in spec.spellings] if spec.kind is bool else spec.spellings
@@ -492,7 +444,7 @@ def test_help_tells_every_flag_its_default_and_its_group() -> None:
     assert "where, at 100% (default: 127.0.0.1)" in flat
 
 
-def test_help_about_one_thing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_about_one_thing_is_printed(capsys):
     for about in ("model-len", "Door", "all"):
         with pytest.raises(SystemExit) as stop:
             read(f"--help={about}")
@@ -501,11 +453,9 @@ def test_help_about_one_thing_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     about_len, rest = text.split("Door:", 1)
     assert "--max-model-len" in about_len and "--port" not in about_len
     assert "--host" in rest
-    with pytest.raises(UsageError, match="no flag of gapless serve mentions 'warp'"):
-        read("--help=warp")
 
 
-def test_after_two_dashes_words_stay_as_they_are() -> None:
+def test_after_two_dashes_words_stay_as_they_are():
     words = Command("run", "test", (EngineConfig,))
     words.add_argument("PROMPT", nargs="*")
     settings = words.read(["--depth", "2", "--", "--block_size", "--tp", "--help=x"], {})

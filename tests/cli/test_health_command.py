@@ -60,9 +60,7 @@ def started_as(folder: Path, *words: str) -> Path:
 
 
 @pytest.mark.parametrize(("handler", "code"), [(Healthy, 0), (Loading, 1)])
-def test_a_server_is_asked_at_the_port_of_its_command_line(
-    tmp_path: Path, handler: type[Healthy], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_asked_at_the_port_of_its_command_line(tmp_path, handler, code, monkeypatch):
     with serving(HTTPServer(("127.0.0.1", 0), handler)) as server:
         python, port = "/usr/local/bin/python", str(server.server_port)
         line = started_as(tmp_path, python, "/usr/local/bin/gapless", "serve", "demo", "--host", "0.0.0.0", "-p", port)
@@ -71,13 +69,13 @@ def test_a_server_is_asked_at_the_port_of_its_command_line(
         assert health.main(started_as(tmp_path, "/sbin/init", "--", "gapless", "serve")) == code
 
 
-def test_a_server_on_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
+def test_a_server_on_a_unix_socket_is_asked_there(tmp_path):
     path = str(tmp_path / "socket")
     with serving(OnPath(path, Healthy)):  # type: ignore[arg-type]
         assert health.main(started_as(tmp_path, "gapless", "serve", "--uds", path)) == 0
 
 
-def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_answer_is_not_healthy(tmp_path, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         line = started_as(tmp_path, "gapless", "serve", "--port", str(taken.getsockname()[1]))
@@ -91,7 +89,7 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys: py
 
 @needs_openssl
 @pytest.mark.parametrize("clients", [(), ("--ssl-cert-reqs", "2", "--ssl-ca-certs", "CA")])
-def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path, clients: tuple[str, ...]) -> None:
+def test_a_server_that_speaks_https_is_asked_so(tmp_path, clients):
     files = Authority(tmp_path / "authority").files("server")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.certfile, files.keyfile)

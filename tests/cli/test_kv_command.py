@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from tier_rig import SLOT, setup_of, stored
 
 from gapless.cli.main import main
@@ -19,7 +18,7 @@ def fill(directory: Path) -> None:
     tier.close()
 
 
-def test_inspect_prints_model_slots_and_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_model_slots_and_sizes(tmp_path, capsys):
     fill(tmp_path)
     assert main(["kv", "inspect", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -30,7 +29,7 @@ def test_inspect_prints_model_slots_and_sizes(tmp_path: Path, capsys: pytest.Cap
     assert (facts["used"], facts["used_bytes"]) == (3, 3 * SLOT)
 
 
-def test_inspect_may_look_while_an_engine_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_may_look_while_an_engine_writes(tmp_path, capsys):
     setup = setup_of(str(tmp_path))
     tier = DiskTier(setup)
     stored(tier, setup, 0)
@@ -38,7 +37,7 @@ def test_inspect_may_look_while_an_engine_writes(tmp_path: Path, capsys: pytest.
     tier.close()
 
 
-def test_inspect_refuses_foreign_files_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_refuses_foreign_files_in_one_sentence(tmp_path, capsys):
     (tmp_path / LOG).write_bytes(b"PK\3\4" + bytes(9000))
     assert main(["kv", "inspect", str(tmp_path)]) != 0
     error = capsys.readouterr().err

@@ -38,7 +38,7 @@ def read(words: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 @pytest.mark.parametrize(("line", "ours", "noted"), STARTS, ids=[line[:60] for line, _, _ in STARTS])
-def test_a_recipe_means_the_same_as_our_own_flags(line: str, ours: str, noted: str) -> None:
+def test_a_recipe_means_the_same_as_our_own_flags(line, ours, noted):
     found, notes = read(flags_of(line))
     assert found.pop("model")
     assert (found, []) == read(shlex.split(ours))
@@ -48,13 +48,13 @@ def test_a_recipe_means_the_same_as_our_own_flags(line: str, ours: str, noted: s
 
 
 @pytest.mark.parametrize(("line", "answer"), REFUSED, ids=[line[:60] for line, _ in REFUSED])
-def test_a_recipe_that_asks_for_something_else_is_answered_in_one_line(line: str, answer: str) -> None:
+def test_a_recipe_that_asks_for_something_else_is_answered_in_one_line(line, answer):
     with pytest.raises(UsageError) as caught:
         read(flags_of(line))
     assert str(caught.value).startswith(answer)
 
 
-def test_the_table_of_recipes_has_sixty_lines() -> None:
+def test_the_table_of_recipes_has_sixty_lines():
     lines = [line for line, *_ in (*STARTS, *REFUSED)]
     assert len(set(lines)) == len(lines) >= 60
     assert TEXT.count("\n    is") == len(STARTS) and TEXT.count("\n    refused") == len(REFUSED)

@@ -26,12 +26,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_without_flags_the_demo_model_is_served(served: list[Any]) -> None:
+def test_without_flags_the_demo_model_is_served(served):
     assert main(["serve"]) == 7
     assert served == [(EngineConfig(), ServerConfig())]
 
 
-def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_reach_their_record(served, capsys):
     argv = "serve my/model -p 0 --host 0.0.0.0 --api-key a b --alias x y --depth 8 --log-level debug --log_requests"
     assert main([*argv.split(), "--jinja", "--enforce-eager", "--max-num-batched-tokens", "2K"]) == 7
     engine = EngineConfig(model="my/model", depth="8", max_num_batched_tokens=2048, enforce_eager=True)
@@ -48,7 +48,7 @@ def test_flags_reach_their_record(served: list[Any], capsys: pytest.CaptureFixtu
     assert "--jinja changes nothing" in notes and "eager" not in notes
 
 
-def test_logits_processors_may_be_named_one_by_one_or_together(served: list[Any]) -> None:
+def test_logits_processors_may_be_named_one_by_one_or_together(served):
     paths = ("house.rules:soften", "loud=house.rules:shout")
     assert main(["serve", "--logits-processor", paths[0], "--logits-processor", paths[1]]) == 7
     assert main(["serve", "--logits-processors", *paths]) == 7
@@ -56,7 +56,7 @@ def test_logits_processors_may_be_named_one_by_one_or_together(served: list[Any]
     assert main(["serve", "--logits-processor", "house.rules"]) == 2
 
 
-def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_end_before_the_server(served, capsys):
     assert main(["serve", "--port", "70000"]) == 2
     assert "port must be a whole number from 0 to 65535" in capsys.readouterr().err
     assert main(["serve", "--prt", "1"]) == 2
@@ -64,6 +64,6 @@ def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.Cap
     assert served == []
 
 
-def test_no_two_flags_share_a_variable() -> None:
+def test_no_two_flags_share_a_variable():
     names = [s.env for config in (EngineConfig, ServerConfig) for s in specs(config)]
     assert len(names) == len(set(names))

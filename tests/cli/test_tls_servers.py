@@ -42,9 +42,7 @@ def url(authority: Authority) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_certificate_that_nobody_vouches_for_is_refused(
-    url: str, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_refused(url, command, capsys):
     assert main([*COMMANDS[command], url]) == 1
     err = capsys.readouterr().err
     assert (
@@ -53,9 +51,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_server_with_tls_answers_every_command(
-    url: str, authority: Authority, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_with_tls_answers_every_command(url, authority, command, capsys, monkeypatch):
     found = [main([*COMMANDS[command], url, "--insecure"])]
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     found.append(main([*COMMANDS[command], url]))
@@ -66,9 +62,7 @@ def test_a_server_with_tls_answers_every_command(
         assert found == [0, 0], err
 
 
-def test_running_servers_with_tls_are_compared(
-    url: str, authority: Authority, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_servers_with_tls_are_compared(url, authority, capsys, monkeypatch):
     monkeypatch.setattr(environment, "BUSY_LOOK_SECONDS", 0.01)
     asked = ["ab", "--a-url", url, "--b-url", url, "--runs", "2", "--warmup-runs", "0", "--quiet", "1", "--pause", "0"]
     assert main([*asked, *LOAD]) == 1

@@ -27,7 +27,7 @@ def processor_seconds() -> float:
 
 
 @pytest.mark.timeout(INSTALL_SECONDS + START_SECONDS)
-def test_a_bare_environment_installs_the_wheel_and_serves_without_compiling(tmp_path: Path) -> None:
+def test_a_bare_environment_installs_the_wheel_and_serves_without_compiling(tmp_path):
     """The packages of constraints.txt are fetched before: their download is not timed."""
     bin_dir, cache = tmp_path / "bare" / "bin", tmp_path / "cache"
     constraints = Path(__file__).resolve().parents[2] / "constraints.txt"

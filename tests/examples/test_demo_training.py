@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import random
 import re
 import sys
 from itertools import islice
@@ -141,13 +140,6 @@ def test_the_matrix_update_is_nearly_orthogonal():
         values = torch.linalg.svdvals(orthogonal(torch.randn(3, rows, columns)))
         assert values.min() > 0.4
         assert values.max() < 1.4
-
-
-def test_a_random_reply_is_wrong():
-    rng = random.Random(0)
-    for family in ("arithmetic", "extraction", "tool_call"):
-        for problem in held_out_problems(family, 5, 0):
-            assert not is_right(problem, "".join(rng.choices("abc {}#", k=30)))
 
 
 def test_the_template_writes_what_the_model_was_trained_on(decoder):

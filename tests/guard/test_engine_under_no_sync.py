@@ -119,7 +119,6 @@ def test_a_sync_in_a_model_would_be_caught(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["cpu", "sim"])
 def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkeypatch):
-    """A packer that asks the device for a length."""
     plain = Packer.write
 
     def write(self, *args):
@@ -171,7 +170,6 @@ async def test_a_sync_in_a_child_process_would_be_caught(tmp_path, findings_of_c
 
 
 def test_every_tensor_of_a_step_counts_as_a_device_tensor():
-    """Were one forgotten, reading it would pass unseen."""
     device = SimDevice(0, mood="eager")
     with guarded():
         loop = checksum_loop(device, sizes(0), 1)

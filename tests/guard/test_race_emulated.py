@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
 import torch
 
 from gapless import guard
-from gapless.guard import run
 from gapless.guard.emulate import emulated_cuda
 from gapless.guard.patches import Patches
 
@@ -60,15 +58,6 @@ def a_thread_reads_a_download_too_soon(wait):
     thread = threading.Thread(target=read)
     thread.start()
     thread.join()
-
-def pages_are_written_before_they_are_swapped_out(wait):
-    pages, home = torch.ones(8, 4, device="cuda"), torch.zeros(4, 4, pin_memory=True)
-    side.wait_stream(compute)
-    with torch.cuda.stream(side):
-        home.copy_(pages[:4], non_blocking=True)
-    if wait:
-        compute.wait_stream(side)
-    pages[:4] = pages[4:] + 1  # RACES
 
 def a_thread_begins_on_the_default_stream(wait):
     x = torch.zeros(4, device="cuda")
@@ -185,20 +174,15 @@ freed_memory_of_another_size_is_not_taken()
 
 
 @pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
+def san(san_source):
     def started(source: str, *flags: str):
-        path = tmp_path / "program.py"
-        path.write_text(source)
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        code = run.main(["--detect", "race", "--device-tensors", "cuda", *flags, str(path)])
-        return code, capsys.readouterr().err
+        code, _, out = san_source(source, "--detect", "race", "--device-tensors", "cuda", *flags)
+        return code, out.err
 
     return started
 
 
 def test_a_program_under_san_is_reported_where_it_races(san):
-    """Each function races where it is marked when it does not wait, and not when it waits."""
     code, report = san(PROGRAM)
     marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# RACES")]
     found = [int(line.split("program.py:")[1].split(":")[0]) for line in report.splitlines() if ": race: " in line]
@@ -254,7 +238,6 @@ assert home.isfinite().all()
     ],
 )  # fmt: skip
 def test_a_training_loop_that_loads_ahead(san, without):
-    """Silent as it stands, and reported without any one of its orders."""
     assert without in TRAINING
     code, report = san(TRAINING.replace(without, "pass") if without else TRAINING)
     assert (code, " race: " in report) == ((1, True) if without else (0, False)), report
@@ -332,8 +315,6 @@ def test_events_are_timed_only_when_asked_for():
 
 
 def test_stand_ins_around_each_other_are_all_called():
-    """A detector wraps what another one, or the emulation, has wrapped."""
-
     class Owner:
         def call(self) -> str:
             return "call"

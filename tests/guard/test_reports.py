@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 import jsonschema
@@ -21,21 +20,17 @@ SCHEMA = json.loads((Path(__file__).parent / "sarif-2.1.0-subset.json").read_tex
 
 
 @pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
-    """Writes a program beside an installed library and runs it here; gives exit code, report and stderr."""
+def san(san_source, tmp_path, monkeypatch):
+    """Runs a program of this text beside an installed library; gives exit code, report and stderr."""
 
     def started(source: str, *flags: str):
-        program, out = tmp_path / "program.py", tmp_path / "report.json"
-        program.write_text(textwrap.dedent(source))
         library = tmp_path / "site-packages" / "decoders.py"
         library.parent.mkdir(exist_ok=True)
         library.write_text(LIBRARY)
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
         monkeypatch.setattr(sys, "path", [*sys.path, str(library.parent)])
-        monkeypatch.chdir(tmp_path)
         monkeypatch.delitem(sys.modules, "decoders", raising=False)
-        code = run.main(["--json", str(out), "--device-tensors", "marked", *flags, str(program)])
-        return code, json.loads(out.read_text()), capsys.readouterr().err
+        code, report, out = san_source(source, "--device-tensors", "marked", *flags)
+        return code, report, out.err
 
     return started
 

@@ -185,22 +185,16 @@ def test_a_child_that_is_terminated_while_it_reports_reports_all(tmp_path):
     assert counted(report) == {("race", 10): 1}, out
 
 
-def test_a_lock_made_meanwhile_is_free_in_a_forked_child():
-    """Locks made before a fork have the method that `logging` and `concurrent.futures` call in the child."""
+def handlers_lock():
+    """It has the method that `logging` and `concurrent.futures` call in the child."""
     with guard.no_race("record"):
         handler = logging.Handler()
-    thread = threading.Thread(target=handler.acquire)
-    thread.start()
-    thread.join()
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if handler.lock.acquire(blocking=False) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return handler, handler.lock
 
 
-def test_the_checkers_own_locks_are_free_in_a_forked_child():
-    """Another thread of the parent may have held it."""
-    held = forks.lock()
+@pytest.mark.parametrize("make", [handlers_lock, lambda: (None, forks.lock())])
+def test_a_lock_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child(make):
+    _owner, held = make()
     thread = threading.Thread(target=held.acquire)
     thread.start()
     thread.join()

@@ -3,15 +3,11 @@ twin gives no report, and the same output where the fault is only a wait."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from gapless.guard import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD = sorted((ROOT / "examples" / "san").glob("*_bad.py"))
@@ -37,18 +33,14 @@ ON_STREAMS = ["--detect", "race"] if torch.cuda.is_available() else ["--device-t
 
 
 @pytest.fixture
-def san(tmp_path, capsys, monkeypatch):
+def san(san_file):
     """Runs a program in this process; gives its exit code, its report and what it printed."""
 
     def started(path: Path):
         if torch.cuda.is_available() and path.name < "06":
             pytest.skip("a program that has just started is cold on a real GPU; tests/gpu holds these rules there")
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        out = tmp_path / "report.json"
-        flags = ON_STREAMS if path.stem.startswith(STREAMS) else []
-        code = run.main(["--json", str(out), *flags, str(path)])
-        return code, json.loads(out.read_text()), capsys.readouterr().out
+        code, report, out = san_file(path, *(ON_STREAMS if path.stem.startswith(STREAMS) else []))
+        return code, report, out.out
 
     return started
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import tomllib
 from contextlib import contextmanager
@@ -27,18 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
-    """Writes a program and runs it in this process; gives the exit code, the findings' lines, and its stderr."""
+def san(san_source):
+    """Runs a program of this text; gives the exit code, the rules and lines found, and what was printed."""
 
     def started(source: str, *flags: str, args: tuple[str, ...] = ()):
-        program, out = tmp_path / "program.py", tmp_path / "report.json"
-        program.write_text(textwrap.dedent(source))
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.chdir(tmp_path)
-        code = run.main(["--json", str(out), *flags, str(program), *args])
-        report = json.loads(out.read_text())
-        return code, [(f["rule"], f["line"]) for f in report["findings"]], capsys.readouterr()
+        code, report, out = san_source(source, *flags, args=args)
+        return code, [(f["rule"], f["line"]) for f in report["findings"]], out
 
     return started
 
@@ -151,22 +144,17 @@ def test_wrong_flags_stop_before_the_program(tmp_path, monkeypatch, capsys, flag
     assert "gapless san: error:" in out.err and "ran" not in out.out
 
 
-def test_a_program_that_is_not_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run.main(["nothing.py"]) == 2
-    assert capsys.readouterr().err == "gapless san: error: nothing.py is not there\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("nothing.py",), "nothing.py is not there"),
         (("-m", "no_such_module"), "No module named no_such_module"),
         (("-m", "package.no_such_module"), "No module named package.no_such_module"),
         (("-m", "package"), "No module named package.__main__; 'package' is a package and cannot be directly executed"),
         (("package",), "can't find '__main__' module in 'package'"),
     ],
 )
-def test_a_module_that_is_not_there(tmp_path, monkeypatch, capsys, words, message):
+def test_a_program_or_module_that_is_not_there(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "package").mkdir()
@@ -244,7 +232,6 @@ def test_emulation_leaves_nothing_behind():
 
 
 def test_a_detector_plugs_in(monkeypatch, san):
-    """The seam for other detectors: what it finds is in the report, and a program under it is entered and left."""
     calls = []
 
     @contextmanager

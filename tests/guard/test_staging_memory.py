@@ -120,8 +120,6 @@ def test_a_view_of_a_download_is_read_after_its_fence(name):
 
 
 def test_writes_that_no_library_shows_are_found_by_checksum():
-    """Through an address; through arrays and tensors made of arrays: all of them are the same pinned memory."""
-
     def by_address():
         host, device, _ = staging()
         device.copy_(host, non_blocking=True)

@@ -1,6 +1,4 @@
-"""Every row of the catalogue of hidden syncs: the bad form is caught by the right rule in the right line, the good
-form passes. What only a GPU can show stands in a table of its own, with the reason.
-"""
+"""Every row of the catalogue of hidden syncs: the bad form is caught by its rule in its line, the good one passes."""
 
 from __future__ import annotations
 
@@ -309,7 +307,6 @@ def runs_alone(case: Case) -> bool:
 
 @pytest.mark.parametrize("case", [case for case in CASES if runs_alone(case)], ids=names)
 def test_the_bad_form_gives_the_same_values_as_without_a_guard(world, case):
-    """Recording changes nothing: a program under `gapless san` computes what it computes alone."""
     alone, watched = copy.deepcopy(world), copy.deepcopy(world)
     guard.device_tensor([watched.x, watched.grid, watched.index, watched.mask, watched.count])
     guard.pinned_tensor([watched.ring, watched.back])
@@ -344,7 +341,6 @@ def test_every_rule_has_a_case_and_a_text():
 
 
 def test_nothing_is_caught_among_host_tensors(world):
-    """The same bad forms over host tensors are none."""
     host = World(*(tensor.clone() for tensor in world))
     with guard.no_sync():
         for case in CASES:

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from gapless.guard import run
 from gapless.guard.detectors import Detectors
 from gapless.guard.names import names_cuda
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 
-@pytest.fixture
-def san(tmp_path, monkeypatch, capsys):
-    """Writes a program and runs it in this process; gives the exit code, the report, and its stderr."""
-
-    def started(source: str, *flags: str, args: tuple[str, ...] = ()):
-        program, out = tmp_path / "program.py", tmp_path / "report.json"
-        program.write_text(textwrap.dedent(source))
-        monkeypatch.setattr(sys, "argv", list(sys.argv))
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.chdir(tmp_path)
-        code = run.main(["--json", str(out), *flags, str(program), *args])
-        return code, json.loads(out.read_text()), capsys.readouterr().err
-
-    return started
-
-
-def test_a_program_without_device_tensors_is_not_called_clean(san):
-    code, report, err = san("import torch\ntorch.zeros(2).tolist()\n")
+def test_a_program_without_device_tensors_is_not_called_clean(san_source):
+    code, report, out = san_source("import torch\ntorch.zeros(2).tolist()\n")
     assert (code, report["findings"], report["watched"]["device_tensors"]) == (3, [], 0)
-    last = err.splitlines()[-1]
+    last = out.err.splitlines()[-1]
     assert last.startswith("gapless san: nothing was watched: no tensor was on a device")
-    assert "0 reports" not in err and "--device-tensors cuda" in last
+    assert "0 reports" not in out.err and "--device-tensors cuda" in last
 
 
 @without_gpu
-def test_a_clean_program_says_what_was_watched(san):
+def test_a_clean_program_says_what_was_watched(san_source):
     source = """
         import subprocess, sys, threading, torch
         x = torch.zeros(4, device="cuda")
@@ -56,31 +36,31 @@ def test_a_clean_program_says_what_was_watched(san):
             y.copy_(ring, non_blocking=True)
         subprocess.run([sys.executable, "-c", ""], check=True)
     """
-    code, report, err = san(source)
-    assert code == 0, err
+    code, report, out = san_source(source)
+    assert code == 0, out.err
     counts = {"device_tensors": 3, "copies": 1, "streams": 2, "threads": 2, "processes": 1}
     assert report["watched"] == {**counts, "children": 0, "lost": 0}
-    assert "watched 3 device tensors, 1 copy, 2 streams, 2 threads; 1 process started by it, not watched" in err
-    assert err.endswith("gapless san: 0 reports at 0 sites, 1 sites allowed\n")
+    assert "watched 3 device tensors, 1 copy, 2 streams, 2 threads; 1 process started by it, not watched" in out.err
+    assert out.err.endswith("gapless san: 0 reports at 0 sites, 1 sites allowed\n")
 
 
 @without_gpu
-def test_cuda_is_emulated_by_itself_where_the_program_names_it(san):
+def test_cuda_is_emulated_by_itself_where_the_program_names_it(san_source):
     source = """
         import torch
         device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.zeros(2, device=device).tolist()
     """
-    code, report, err = san(source)
+    code, report, out = san_source(source)
     assert (code, [found["rule"] for found in report["findings"]]) == (1, ["host-read"])
-    assert "no GPU here, and program.py names cuda: it is emulated on the CPU" in err
-    assert san(source, "--device-tensors", "marked")[0] == 3
+    assert "no GPU here, and program.py names cuda: it is emulated on the CPU" in out.err
+    assert san_source(source, "--device-tensors", "marked")[0] == 3
 
 
 @without_gpu
-def test_an_argument_of_the_program_names_cuda_too(san):
+def test_an_argument_of_the_program_names_cuda_too(san_source):
     source = "import sys, torch\ntorch.zeros(2, device=sys.argv[1]).tolist()\n"
-    assert san(source, args=("cuda:0",))[0] == 1
+    assert san_source(source, args=("cuda:0",))[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -116,11 +96,11 @@ def test_a_module_names_cuda_in_its_own_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("end", "reason"), [("1 / 0", "the program raised ZeroDivisionError"), ("raise SystemExit(4)", "")]
 )
-def test_a_program_that_raises_is_reported_as_incomplete(san, end, reason):
-    code, report, err = san(f"import torch\ntorch.zeros(2, device='cuda')\n{end}\n")
+def test_a_program_that_raises_is_reported_as_incomplete(san_source, end, reason):
+    code, report, out = san_source(f"import torch\ntorch.zeros(2, device='cuda')\n{end}\n")
     assert code == (1 if reason else 4)
     assert report["incomplete"].startswith(reason) and bool(report["incomplete"]) == bool(reason)
-    assert (f"gapless san: incomplete: {reason}" in err) == bool(reason)
+    assert (f"gapless san: incomplete: {reason}" in out.err) == bool(reason)
 
 
 def test_threads_are_something_to_the_race_detector_alone():

@@ -1,7 +1,4 @@
-"""A scripted OpenAI server behind transports in memory, on an event loop whose clock jumps to the next thing to do.
-
-What takes minutes here takes milliseconds, and every time is exact: a test may ask for equality.
-"""
+"""A scripted OpenAI server in memory, on an event loop whose clock jumps to the next thing to do: times are exact."""
 
 from __future__ import annotations
 
@@ -221,6 +218,7 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
                     if part is None:
                         return
                     writer.write(part)
+                    await writer.drain()
         except ConnectionError:
             return
         finally:

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def report() -> dict[str, Any]:
     return made_report(made_runs(pairs=6, effect=0.1), metadata=(("commit", "abc"),))
 
 
-def test_the_json_holds_what_the_table_needs(report: dict[str, Any]) -> None:
+def test_the_json_holds_what_the_table_needs(report):
     assert json.loads(json.dumps(report)) == report
     assert (report["schema"], report["kind"]) == (1, "gapless-ab")
     assert report["design"]["order"] == "ABBA" * 3 and report["design"]["unit"] == "run"
@@ -42,7 +41,7 @@ def test_the_json_holds_what_the_table_needs(report: dict[str, Any]) -> None:
     assert len(json.dumps(report)) < 200_000
 
 
-def test_a_report_has_quantiles_and_pairs_of_requests(report: dict[str, Any]) -> None:
+def test_a_report_has_quantiles_and_pairs_of_requests(report):
     for name, figure in report["requests"].items():
         for letter in "AB":
             points = figure[letter]["quantiles"]
@@ -53,7 +52,7 @@ def test_a_report_has_quantiles_and_pairs_of_requests(report: dict[str, Any]) ->
     assert paired["p10"] < 9 < paired["p90"] and paired["median"] == pytest.approx(9, abs=2)
 
 
-def test_settings_of_servers_that_ran_already_are_compared(report: dict[str, Any]) -> None:
+def test_settings_of_servers_that_ran_already_are_compared(report):
     a, b = report["arms"]
     facts = {**a["server"], "settings": {"depth": "1", "seed": 3}, "device": "cpu", "dtype": "float32"}
     sides = [{**a, "flags": [], "server": facts}, {**b, "flags": [], "server": {**facts, "settings": {}}}]
@@ -62,7 +61,7 @@ def test_settings_of_servers_that_ran_already_are_compared(report: dict[str, Any
     assert "| model | demo, cpu, float32 | demo, cpu, float32 |" in text
 
 
-def test_markdown_is_a_table_for_people(report: dict[str, Any]) -> None:
+def test_markdown_is_a_table_for_people(report):
     text = render_markdown({**report, "rules": [{"rule": "worse:1%", "failed": True, "why": "Mean TPOT is worse"}]})
     rows = [line for line in text.splitlines() if line.startswith("|")]
     header = rows[0]
@@ -77,14 +76,14 @@ def test_markdown_is_a_table_for_people(report: dict[str, Any]) -> None:
     assert "Work of a run: dataset random, num prompts 16, commit abc." in text
 
 
-def test_numbers_are_rounded_in_markdown() -> None:
+def test_numbers_are_rounded_in_markdown():
     assert [percent(x) for x in (0.0123, -0.0123, 0.0, -0.000001, 0.123, 12.3)] == [
         "+1.23 %", "−1.23 %", "0.00 %", "0.00 %", "+12.3 %", "+1230 %"]  # fmt: skip
     assert with_spread(12.3456, 0.123) == "12.35 ± 0.12" and with_spread(1234.5, 67.8) == "1234 ± 68"
     assert with_spread(5.0, 0.0) == "5" and p_value(0.00001) == "< 0.0001" and p_value(None) == "n/a"
 
 
-def test_a_report_says_what_weakens_it() -> None:
+def test_a_report_says_what_weakens_it():
     runs = made_runs(pairs=4)
     runs[0] = runs[0]._replace(busy_before=0.9)
     runs[2] = runs[2]._replace(notes=("the client was late",))
@@ -101,7 +100,7 @@ def test_a_report_says_what_weakens_it() -> None:
     assert "too few" not in text and "too few runs" in "\n".join(made_report(made_runs(pairs=2))["warnings"])
 
 
-def test_a_drift_is_reported() -> None:
+def test_a_drift_is_reported():
     runs = made_runs(pairs=8, noise=0.001)
     slow = [arm_run(r.letter, r.pair, r.first, load_run(0.01 * (1 + 0.01 * k))) for k, r in enumerate(runs)]
     report = made_report(slow)
@@ -109,7 +108,7 @@ def test_a_drift_is_reported() -> None:
     assert all(row["verdict"] == "same" for row in report["metrics"]), "ABBA keeps the drift out"
 
 
-def test_other_tokens_are_reported() -> None:
+def test_other_tokens_are_reported():
     runs = made_runs(pairs=2)
     other = runs[1].load.samples[3]._replace(text="another answer")
     samples = (*runs[1].load.samples[:3], other, *runs[1].load.samples[4:])
@@ -120,7 +119,7 @@ def test_other_tokens_are_reported() -> None:
     assert any("1 of 32 answers differ" in text for text in report["warnings"])
 
 
-def test_keys_do_not_get_into_reports() -> None:
+def test_keys_do_not_get_into_reports():
     arms = arms_from_flags(["--api-key", "sesame"], ["--api-key=tulip", "--depth", "1"], ["--depth", "2"])
     command = ("gapless", "ab", "--api-key", "rose", "--", "--api-key", "sesame", "--", "--header", "daisy")
     report = made_report(arms=arms)
@@ -136,7 +135,7 @@ def made_report_command(command: tuple[str, ...]) -> list[str]:
     return shown_flags(command)
 
 
-def test_the_html_is_one_file_with_a_strict_policy(report: dict[str, Any]) -> None:
+def test_the_html_is_one_file_with_a_strict_policy(report):
     page = render_html(report)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
@@ -149,7 +148,7 @@ def test_the_html_is_one_file_with_a_strict_policy(report: dict[str, Any]) -> No
     assert not re.search(r"\son\w+=|javascript:|style=|@import|url\(", page)
 
 
-def test_names_cannot_break_out_of_the_html() -> None:
+def test_names_cannot_break_out_of_the_html():
     page = render_html(made_report(arms=arms_from_urls(HOSTILE, "http://b")))
     data = page.split('id="data">')[1].split("</script>")[0]
     assert json.loads(data)["arms"][0]["url"] == HOSTILE
@@ -158,7 +157,7 @@ def test_names_cannot_break_out_of_the_html() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine draws the page")
 @pytest.mark.process
-def test_a_browser_draws_it(tmp_path: Path) -> None:
+def test_a_browser_draws_it(tmp_path):
     made = made_report(made_runs(pairs=6, effect=0.1), arms=arms_from_urls(HOSTILE, "http://b"))
     path = tmp_path / "report.html"
     path.write_text(render_html(made), encoding="utf-8")

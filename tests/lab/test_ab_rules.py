@@ -44,18 +44,16 @@ def same() -> dict[str, Any]:
         ("requests:failed", False, False),
     ],
 )
-def test_a_rule_fails_when_its_limit_is_passed(
-    rule: str, when_slower: bool, when_same: bool, slower: Any, same: Any
-) -> None:
+def test_a_rule_fails_when_its_limit_is_passed(rule, when_slower, when_same, slower, same):
     assert (fails(rule, slower), fails(rule, same)) == (when_slower, when_same)
 
 
-def test_an_improvement_is_not_worse() -> None:
+def test_an_improvement_is_not_worse():
     faster = made_report(made_runs(effect=-0.05))
     assert not fails("worse", faster) and not fails("maybe-worse:1%", faster) and fails("differ", faster)
 
 
-def test_a_rule_that_cannot_be_judged_fails() -> None:
+def test_a_rule_that_cannot_be_judged_fails():
     few = made_report(made_runs(pairs=2))
     assert fails("worse:50%", few) and fails("tpot:maybe-worse:90%", few)
     no_tokens = {**few, "tokens": {**few["tokens"], "compared": 0}}
@@ -63,7 +61,7 @@ def test_a_rule_that_cannot_be_judged_fails() -> None:
     assert fails("tpot:worse", {**few, "metrics": []})
 
 
-def test_other_tokens_and_failed_requests() -> None:
+def test_other_tokens_and_failed_requests():
     runs = made_runs(pairs=2)
     runs[1] = runs[1]._replace(load=runs[1].load._replace(samples=(sample(0, text="x"), sample(1, error="gone"))))
     report = made_report(runs)
@@ -75,12 +73,12 @@ def test_other_tokens_and_failed_requests() -> None:
     ["", "bad", "worse:", "worse:x%", "worse:-1%", "worse:1", "tpot:tpot:worse", "maybe-worse", "differ:2%",
      "tokens:worse", "worse:nan%", "requests:differ:1%"],
 )  # fmt: skip
-def test_a_text_that_is_no_rule_is_refused(text: str) -> None:
+def test_a_text_that_is_no_rule_is_refused(text):
     with pytest.raises(ConfigError, match="--fail-if"):
         rule = parse_rule(text)
         check_rules([rule], JUDGED)
 
 
-def test_a_rule_about_nothing_is_refused() -> None:
+def test_a_rule_about_nothing_is_refused():
     with pytest.raises(ConfigError, match="no judged metric has 'tptt'"):
         check_rules([parse_rule("tptt:worse:1%")], JUDGED)

@@ -62,7 +62,7 @@ def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "BUSY_LOOK_SECONDS", 0.01)
 
 
-def test_one_server_against_itself_gives_a_whole_report(fast: Server) -> None:
+def test_one_server_against_itself_gives_a_whole_report(fast):
     said: list[str] = []
     report = run_experiment(setup(fast, fast), said.append)
     assert report["design"]["order"] == "ABBAABBA"
@@ -79,7 +79,7 @@ def test_one_server_against_itself_gives_a_whole_report(fast: Server) -> None:
 
 
 @pytest.mark.seeds
-def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
+def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast):
     chat = LoadPlan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
     report = run_experiment(setup(fast, fast, runs=2, warmup_runs=0)._replace(load=chat), lambda text: None)
     # What the chat template adds is the same for every prompt.
@@ -116,7 +116,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.seeds
-def test_runs_stop_when_the_first_metric_is_decided() -> None:
+def test_runs_stop_when_the_first_metric_is_decided():
     arms = arms_from_urls("http://a", "http://b")
     made = Setup(arms, SMALL, AbFlags(runs=40, stop_early=True, pause=0.0, quiet_wait=0.0))
     report = run_experiment(made, lambda text: None)
@@ -128,7 +128,7 @@ def test_runs_stop_when_the_first_metric_is_decided() -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_new_servers_are_started_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_servers_are_started_for_every_pair(monkeypatch):
     starts: list[str] = []
 
     def started(arm: Arm) -> Any:
@@ -152,7 +152,7 @@ def test_new_servers_are_started_for_every_pair(monkeypatch: pytest.MonkeyPatch)
         ({"stop_early": True, "runs": 40, "alpha": 0.002}, "too small"),
     ],
 )
-def test_flags_that_contradict_themselves_are_refused(fields: dict[str, Any], says: str) -> None:
+def test_flags_that_contradict_themselves_are_refused(fields, says):
     with pytest.raises(ConfigError, match=says):
         AbFlags(**fields)
     AbFlags(restart=True)
@@ -163,9 +163,7 @@ def command(*words: str) -> list[str]:
     return ["ab", "-n", "4", "--pause", "0", "--quiet-wait", "0", "--metrics", "mean_tpot_ms", *small, *words]
 
 
-def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
-    fast: Server, other: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(fast, other, tmp_path, capsys):
     out = str(tmp_path / "new" / "ab")
     urls = ["--a-url", fast.url, "--b-url", other.url]
     assert main(command(*urls, "--out", out, "--fail-if", "tokens:differ")) == 3
@@ -200,14 +198,13 @@ def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
         (["--out", f"{__file__}/x", "--a-url", "http://x", "--b-url", "http://x"], "cannot make --out"),
     ],
 )
-def test_a_wrong_command_line_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_refused(words, says, capsys):
     assert main(["ab", *words]) == 2
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.process
-def test_two_flag_sets_of_the_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both servers are started and stopped; depth 1 and depth 4 say the same."""
+def test_two_flag_sets_of_the_real_server(tmp_path, capsys):
     out = tmp_path / "r"
     both = ["--", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "4", "--threads", "1"]
     words = command("-n", "2", "--warmup-runs", "0", "--out", str(out), "--fail-if", "tokens:differ", "requests:failed")
@@ -236,7 +233,7 @@ sys.exit(main(json.loads(sys.argv[1])))
 
 
 @pytest.mark.process
-def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
+def test_servers_at_urls_are_compared_without_torch(fast, tmp_path):
     words = command("--warmup-runs", "0", "--out", str(tmp_path / "r"))
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, json.dumps([*words, "-n", "2", fast.url, fast.url])],

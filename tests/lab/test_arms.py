@@ -14,7 +14,7 @@ from gapless.lab import arms
 from gapless.lab.arms import Arm, ArmError, arms_from_flags, arms_from_urls, live, shown_flags, split_arms
 
 
-def test_words_between_dashes_are_split_into_arms() -> None:
+def test_words_between_dashes_are_split_into_arms():
     assert split_arms([]) == []
     assert split_arms(["--", "--depth", "1", "--"]) == [["--depth", "1"], []]
     assert split_arms(["--", "x", "--", "a", "--", "b"]) == [["x"], ["a"], ["b"]]
@@ -23,7 +23,7 @@ def test_words_between_dashes_are_split_into_arms() -> None:
             split_arms(words)
 
 
-def test_flags_of_an_arm_come_last_and_name_it() -> None:
+def test_flags_of_an_arm_come_last_and_name_it():
     a, b = arms_from_flags(["--model", "demo"], ["--depth", "1"], [])
     assert a.flags == ("--model", "demo", "--depth", "1") and a.own == ("--depth", "1")
     assert (a.name, b.name) == ("--depth 1", "(defaults)")
@@ -33,18 +33,18 @@ def test_flags_of_an_arm_come_last_and_name_it() -> None:
         arms_from_flags([], ["--port=1"], [])
 
 
-def test_values_of_keys_are_not_shown() -> None:
+def test_values_of_keys_are_not_shown():
     words = ["--api-key", "a", "b", "--depth", "1", "--api-key=c"]
     assert shown_flags(words) == ["--api-key", "***", "***", "--depth", "1", "--api-key=***"]
 
 
-def test_a_url_without_a_server_is_refused() -> None:
+def test_a_url_without_a_server_is_refused():
     a, _ = arms_from_urls("http://127.0.0.1:9", "http://127.0.0.1:9")
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9"), live(a):
         pass
 
 
-def test_a_server_of_gapless_names_its_settings() -> None:
+def test_a_server_of_gapless_names_its_settings():
     info = {"changed": {"port": 1, "depth": "2"}, "info": {"device": "cpu", "dtype": "float32", "pages": 3}}
     assert arms.engine_settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
     for other in ({}, {"vllm_config": "..."}, {"changed": 1}):
@@ -62,13 +62,13 @@ def fake_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -
     return Arm("A", "fake", flags=("--depth", "1"))
 
 
-def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_says_why(monkeypatch, tmp_path):
     arm = fake_server(monkeypatch, tmp_path, "raise SystemExit('gapless: error: no such flag\\n')")
     with pytest.raises(ArmError, match=r"arm A .* no such flag"), live(arm):
         pass
 
 
-def test_a_server_that_never_gets_ready_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_never_gets_ready_is_stopped(monkeypatch, tmp_path):
     os.mkfifo(tmp_path / "pid")
     pids: list[int] = []
     program = "import os, signal\nopen('pid', 'w').write(str(os.getpid()))\nsignal.pause()"
@@ -81,7 +81,7 @@ def test_a_server_that_never_gets_ready_is_stopped(monkeypatch: pytest.MonkeyPat
         os.kill(pid, 0)
 
 
-def test_a_server_that_ends_in_between_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_ends_in_between_is_reported(monkeypatch, tmp_path):
     program = """
 import http.server, json, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -66,11 +66,6 @@ def test_rates_and_ramps_are_in_the_result():
     assert report.json()["ramp_up_end_rps"] == 3.0 and report.json()["schedule"]["gap_cv"] > 0
 
 
-def test_a_plan_refuses_a_rate_that_cannot_be():
-    with pytest.raises(ConfigError, match="request-rate"):
-        LoadPlan(arrivals=Arrivals(-1.0))
-
-
 def fails(message, model=None, kind=ServerError, **fields):
     with pytest.raises(kind, match=message):
         bench(model or Model(), **fields)

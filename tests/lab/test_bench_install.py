@@ -57,7 +57,7 @@ def run(bin_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=bin_dir)
 
 
-def test_the_bench_extra_brings_no_torch_and_measures(bin_dir: Path) -> None:
+def test_the_bench_extra_brings_no_torch_and_measures(bin_dir):
     listed = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
     listing = subprocess.run([bin_dir / "python", "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     names = set(json.loads(listing.stdout))
@@ -74,7 +74,7 @@ def test_the_bench_extra_brings_no_torch_and_measures(bin_dir: Path) -> None:
     assert "Successful requests:                     4" in done.stdout
 
 
-def test_the_bench_extra_asks_questions_without_torch(bin_dir: Path) -> None:
+def test_the_bench_extra_asks_questions_without_torch(bin_dir):
     with serving(Model(ttft=0.005, itl=0.001)) as url:
         done = run(bin_dir, "eval", "--base-url", url, "--num-questions", "4", "--max-tokens", "2")
     assert done.returncode == 0, done.stderr
@@ -82,18 +82,18 @@ def test_the_bench_extra_asks_questions_without_torch(bin_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["serve"], ["run", "hello"], ["bench", "latency"]], ids=" ".join)
-def test_a_command_that_needs_the_engine_says_what_to_install(bin_dir: Path, words: list[str]) -> None:
+def test_a_command_that_needs_the_engine_says_what_to_install(bin_dir, words):
     done = run(bin_dir, *words)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert INSTALL in done.stderr
 
 
-def test_doctor_says_in_a_line_that_the_engine_is_not_there(bin_dir: Path) -> None:
+def test_doctor_says_in_a_line_that_the_engine_is_not_there(bin_dir):
     (line,) = (line for line in run(bin_dir, "doctor").stdout.splitlines() if line.startswith("fail  engine"))
     assert "without torch, numpy, " in line and line.endswith(INSTALL)
 
 
-def test_a_name_of_the_engine_says_what_to_install(bin_dir: Path) -> None:
+def test_a_name_of_the_engine_says_what_to_install(bin_dir):
     asked = [bin_dir / "python", "-c", "from gapless import LLM"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False, cwd=bin_dir)
     assert f"gapless.LLM needs numpy, which is not installed: {INSTALL}" in done.stderr

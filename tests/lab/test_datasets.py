@@ -98,20 +98,6 @@ def test_warm_up_shares_nothing_with_what_is_measured():
     assert not {p.content[:4] for p in warm} & {p.content[:4] for p in made}
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"dataset": "custom"}, "--dataset-path"),
-        ({"path": "x"}, "made up"),
-        ({"num_prompts": 0}, "num-prompts must be at least 1"),
-        ({"range_ratio": 1.0}, "range-ratio"),
-    ],
-)
-def test_workloads_that_cannot_be(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        Workload(**fields)
-
-
 def lines(path, *values):
     path.write_text("\n".join(v if isinstance(v, str) else json.dumps(v) for v in values) + "\n")
     return path
@@ -192,17 +178,20 @@ def test_a_line_ends_where_json_lines_end(tmp_path):
     assert [p.content for p in custom_prompts(work("custom", path, num_prompts=2))] == ["one\u2028line\x85", "another"]
 
 
-def test_a_broken_sharegpt_file_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[1]", "entry 0 must be"),
+        ("[{]", "not JSON"),
+        ("[]", "no conversation"),
+        ('[{"conversations": 5}]', "entry 0: conversations must be a list"),
+        (json.dumps([talk("a", 3)]), "entry 0: a turn must look like"),
+    ],
+)
+def test_a_broken_sharegpt_file_is_refused(tmp_path, text, message):
     path = tmp_path / "s.json"
-    for text, message in (("[1]", "entry 0 must be"), ("[{]", "not JSON"), ("[]", "no conversation")):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            sharegpt_prompts(work("sharegpt", path, output_len=0))
-    path.write_text(json.dumps([{"conversations": 5}]))
-    with pytest.raises(ConfigError, match="entry 0: conversations must be a list"):
-        sharegpt_prompts(work("sharegpt", path, output_len=0))
-    path.write_text(json.dumps([talk("a", 3)]))
-    with pytest.raises(ConfigError, match="entry 0: a turn must look like"):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
         sharegpt_prompts(work("sharegpt", path, output_len=0))
 
 

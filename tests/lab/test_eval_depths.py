@@ -34,7 +34,7 @@ def evaluate(questions: list[Question], task: EvalFlags, **engine: Any) -> EvalR
 
 
 @pytest.mark.seeds
-def test_depth_changes_no_answer() -> None:
+def test_depth_changes_no_answer():
     task = EvalFlags(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))
     assert one.records == eight.records
@@ -43,8 +43,7 @@ def test_depth_changes_no_answer() -> None:
     assert one.total.right >= 58 and not one.errors
 
 
-def test_a_question_that_does_not_fit_is_wrong_and_the_others_are_answered() -> None:
-    """In a chat, eight at a time."""
+def test_a_question_that_does_not_fit_is_wrong_and_the_others_are_answered():
     report = evaluate(
         QUESTIONS[:16], EvalFlags(backend="openai-chat", concurrency=8, max_tokens=100), max_model_len=140
     )

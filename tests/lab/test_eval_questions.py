@@ -37,7 +37,7 @@ def number(gold: str, text: str = "?") -> Question:
     return Question("1", "all", text, gold, f"#### {gold}")
 
 
-def test_both_forms_are_read(tmp_path: Path) -> None:
+def test_both_forms_are_read(tmp_path):
     rows = [SUM, "", {**PICK, "question_id": 70}, {**PICK, "id": "x", "answer": None, "answer_index": 2}]
     rows += [{"question": "How many?", "choices": ["1", "2"], "answer": 0, "subject": "counting"}]
     one, two, three, four = load_questions(write(tmp_path, *rows))
@@ -47,7 +47,7 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert (four.id, four.gold, four.category) == ("5", "A", "counting")
 
 
-def test_a_worked_choice_loses_what_the_prompt_says_already(tmp_path: Path) -> None:
+def test_a_worked_choice_loses_what_the_prompt_says_already(tmp_path):
     chain = "A: Let's think step by step. Sky is blue. The answer is (B)."
     (question,) = load_questions(write(tmp_path, {**PICK, "cot_content": chain}))
     assert question.worked == "Sky is blue. The answer is (B)."
@@ -70,13 +70,13 @@ def test_a_worked_choice_loses_what_the_prompt_says_already(tmp_path: Path) -> N
         ({**PICK, "answer": None}, "one of ABC"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, row: Any, words: str) -> None:
+def test_a_wrong_line_is_named(tmp_path, row, words):
     with pytest.raises(ConfigError, match=words) as caught:
         load_questions(write(tmp_path, row))
     assert "questions.jsonl:1" in str(caught.value)
 
 
-def test_a_wrong_file_of_questions_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_file_of_questions_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         load_questions(tmp_path / "nowhere.jsonl")
     with pytest.raises(ConfigError, match="holds no line"):
@@ -85,13 +85,13 @@ def test_a_wrong_file_of_questions_is_refused(tmp_path: Path) -> None:
         load_questions(write(tmp_path, {**SUM, "id": "a"}, {**PICK, "id": "a"}))
 
 
-def test_a_question_may_hold_other_line_separators(tmp_path: Path) -> None:
+def test_a_question_may_hold_other_line_separators(tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"question": "a\u2028b", "answer": "1"}\n', encoding="utf-8")
     assert load_questions(path)[0].text == "a\u2028b"
 
 
-def test_the_demo_problems_are_fixed_by_their_seed() -> None:
+def test_the_demo_problems_are_fixed_by_their_seed():
     made = demo_questions(20, 0)
     assert made == demo_questions(30, 0)[:20] and made != demo_questions(20, 1)
     for question in made:
@@ -102,7 +102,7 @@ def test_the_demo_problems_are_fixed_by_their_seed() -> None:
     assert demo_shots(0, made) == []
 
 
-def test_examples_are_taken_from_the_front_of_each_category_and_not_asked() -> None:
+def test_examples_are_taken_from_the_front_of_each_category_and_not_asked():
     rows = [CHOICE._replace(id=str(i), category="ab"[i % 2], text=f"q{i}") for i in range(6)]
     shots, rest = split_shots(rows, 2)
     assert [one.id for one in shots] == ["0", "1", "2", "3"] and [one.id for one in rest] == ["4", "5"]
@@ -114,7 +114,7 @@ def test_examples_are_taken_from_the_front_of_each_category_and_not_asked() -> N
         split_shots(rows, 3)
 
 
-def test_prompts_are_those_of_lm_eval() -> None:
+def test_prompts_are_those_of_lm_eval():
     """Both texts were compared with what lm-eval 0.4.13 makes of its gsm8k and mmlu_pro tasks."""
     asked, shot = number("9", "Nine?"), number("8", "Eight?")
     assert completion_prompt(asked, [shot]) == "Question: Eight?\nAnswer: #### 8\n\nQuestion: Nine?\nAnswer:"
@@ -129,7 +129,7 @@ def test_prompts_are_those_of_lm_eval() -> None:
     assert "(with answers). Think" in completion_prompt(CHOICE._replace(category="all"), [])
 
 
-def test_an_example_becomes_a_turn_of_the_conversation() -> None:
+def test_an_example_becomes_a_turn_of_the_conversation():
     asked, shot = number("9", "Nine?"), number("8", "Eight?")
     roles = [(m["role"], m["content"]) for m in chat_messages(asked, [shot])]
     assert roles == [("user", "Eight?"), ("assistant", "#### 8"), ("user", "Nine?")]
@@ -153,7 +153,7 @@ def test_an_example_becomes_a_turn_of_the_conversation() -> None:
         ("no idea", "", ""),
     ],
 )
-def test_a_number_is_found_in_an_answer(text: str, strict: str, flexible: str) -> None:
+def test_a_number_is_found_in_an_answer(text, strict, flexible):
     assert find(number("42"), text) == {"strict": strict, "flexible": flexible}
 
 
@@ -167,7 +167,7 @@ def test_a_number_is_found_in_an_answer(text: str, strict: str, flexible: str) -
         ("1234", "1,234", True),
     ],
 )
-def test_numbers_written_differently_are_equal(found: str, gold: str, right: bool) -> None:
+def test_numbers_written_differently_are_equal(found, gold, right):
     assert is_right(found, gold) is right
 
 
@@ -184,5 +184,5 @@ def test_numbers_written_differently_are_equal(found: str, gold: str, right: boo
         ("blue", "", ""),
     ],
 )
-def test_a_letter_is_found_in_an_answer(text: str, strict: str, flexible: str) -> None:
+def test_a_letter_is_found_in_an_answer(text, strict, flexible):
     assert find(CHOICE, text) == {"strict": strict, "flexible": flexible}

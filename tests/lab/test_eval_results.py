@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def asked(model: Model, numbers: list[int], task: EvalFlags) -> tuple[Target, Se
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_answers_come_back_in_order_and_failures_are_answers(chat: bool) -> None:
+def test_answers_come_back_in_order_and_failures_are_answers(chat):
     model, task = Knows(), EvalFlags(backend="openai-chat" if chat else "openai", concurrency=4, max_tokens=9)
     numbers = [11, 12, 13, 14, 15, *range(20, 40)]
     target, answers = asked(model, numbers, task)
@@ -73,7 +72,7 @@ def test_answers_come_back_in_order_and_failures_are_answers(chat: bool) -> None
     assert all(body.get("stop") == (None if chat else ["Question:"]) for body in sent)
 
 
-def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
+def test_a_server_that_is_not_there_or_lacks_the_model():
     async def refused(_: Any) -> Any:
         raise ConnectionRefusedError("no server")
 
@@ -94,7 +93,7 @@ def report(rows: list[tuple[Question, Sample]], match: str = "flexible") -> Eval
     return EvalResult(EvalFlags(match=match), questions, [one.text for one in questions], answers)
 
 
-def test_an_answer_is_right_if_its_number_or_letter_is() -> None:
+def test_an_answer_is_right_if_its_number_or_letter_is():
     rows = [
         (question(1, "b"), answered("#### 1", "stop", 4)),
         (question(2, "a"), answered("it is 2", "length", 4)),
@@ -123,12 +122,12 @@ def test_an_answer_is_right_if_its_number_or_letter_is() -> None:
     json.dumps(written)
 
 
-def test_one_category_needs_no_row_of_its_own() -> None:
+def test_one_category_needs_no_row_of_its_own():
     lines = list(report([(question(1), answered("1"))]).lines())
     assert len(lines) == 3 and lines[2].startswith("all ")
 
 
-def test_standard_error_and_interval_equal_the_direct_computation() -> None:
+def test_standard_error_and_interval_equal_the_direct_computation():
     share = Share(30, 40)
     ones = [1.0] * 30 + [0.0] * 10
     mean = sum(ones) / 40
@@ -142,7 +141,7 @@ def test_standard_error_and_interval_equal_the_direct_computation() -> None:
 
 
 @pytest.mark.parametrize("lost, gained", [(0, 0), (1, 0), (5, 1), (3, 3), (2, 9)])
-def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
+def test_mcnemar_counts_every_way_to_fall(lost, gained):
     ways = [sum(coins) for coins in itertools.product((0, 1), repeat=lost + gained)]
     far = [heads for heads in ways if min(heads, lost + gained - heads) <= min(lost, gained)]
     assert mcnemar(lost, gained) == pytest.approx(len(far) / len(ways))
@@ -154,7 +153,7 @@ def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
     return EvalResult(EvalFlags(), questions, [one.text + prompt for one in questions], answers).json()
 
 
-def test_two_results_are_compared_question_by_question() -> None:
+def test_two_results_are_compared_question_by_question():
     a = result({1: "1", 2: "2", 3: "3", 4: "0", 5: "0", 7: "7"})
     b = result({1: "1", 2: "it is 2", 3: "0", 4: "4", 5: "0", 6: "6"})
     found = Comparison(a, b)
@@ -172,7 +171,7 @@ def test_two_results_are_compared_question_by_question() -> None:
         Comparison(a, result({99: "1"}))
 
 
-def test_a_broken_result_file_is_refused(tmp_path: Path) -> None:
+def test_a_broken_result_file_is_refused(tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps(result({1: "1"})))
     assert read_result(path)["questions"][0]["id"] == "q1"

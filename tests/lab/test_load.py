@@ -94,8 +94,6 @@ def test_a_kept_connection_that_was_closed_is_opened_again_once():
 
 
 def test_a_request_whose_connection_was_closed_is_sent_once_more():
-    """The connection dies under a request of which nothing was answered: once more; under an answer: a failure."""
-
     class Dying(Model):
         def stream(self, request):
             if len(self.asked) == 2:

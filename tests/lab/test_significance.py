@@ -1,7 +1,4 @@
-"""The statistics against constants of scipy (stats.t, stats.nct, ttest_ind, permutation_test, linregress).
-
-How often they call a difference is in test_ab_calls.py.
-"""
+"""The statistics against constants of scipy (stats.t, stats.nct, ttest_ind, permutation_test, linregress)."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ ABBA = [True, False] * 3
         (30, 0.975, 2.0422724563012378),
     ],
 )
-def test_quantiles_of_t_equal_known_values(df: float, p: float, quantile: float) -> None:
+def test_quantiles_of_t_equal_known_values(df, p, quantile):
     assert t_quantile(p, df) == pytest.approx(quantile, rel=1e-9)
     assert t_quantile(1 - p, df) == pytest.approx(-quantile, rel=1e-9)
     assert 1 - t_two_sided(quantile, df) / 2 == pytest.approx(p, rel=1e-12)
@@ -60,7 +57,7 @@ def test_quantiles_of_t_equal_known_values(df: float, p: float, quantile: float)
         (math.inf, 8, 0.0),
     ],
 )
-def test_two_sided_probabilities_equal_known_values(t: float, df: float, p: float) -> None:
+def test_two_sided_probabilities_equal_known_values(t, df, p):
     assert t_two_sided(t, df) == pytest.approx(p, rel=1e-9)
     assert t_two_sided(-t, df) == t_two_sided(t, df)
 
@@ -76,18 +73,18 @@ def test_two_sided_probabilities_equal_known_values(t: float, df: float, p: floa
         (0, 38, 0.05, 0.05),
     ],
 )
-def test_power_is_that_of_the_noncentral_t(shift: float, df: float, alpha: float, power: float) -> None:
+def test_power_is_that_of_the_noncentral_t(shift, df, alpha, power):
     assert t_power(shift, df, alpha) == pytest.approx(power, rel=1e-6)
 
 
-def test_the_test_of_welch_equals_known_values() -> None:
+def test_the_test_of_welch_equals_known_values():
     found = welch(A, B)
     assert found.df == pytest.approx(9.272006470508934)
     assert found.p == pytest.approx(0.058766310979964174, rel=1e-9)
     assert found.interval(0.05) == pytest.approx((-0.014405459745092553, 0.6477387930784254), rel=1e-9)
 
 
-def test_crossover_is_the_two_sample_test_of_both_orders() -> None:
+def test_crossover_is_the_two_sample_test_of_both_orders():
     found = crossover(A, B, ABBA)
     assert found.delta == pytest.approx(statistics.fmean(B) - statistics.fmean(A))
     assert found.df == 4
@@ -96,7 +93,7 @@ def test_crossover_is_the_two_sample_test_of_both_orders() -> None:
     assert found.interval(0.05) == pytest.approx((-0.24951994214345852 / 2, 1.5161866088101243 / 2), rel=1e-9)
 
 
-def test_crossover_is_blind_to_a_steady_drift_and_to_the_order() -> None:
+def test_crossover_is_blind_to_a_steady_drift_and_to_the_order():
     plain = crossover(A, B, ABBA)
     # Every run is 0.7 later than the one before; and the second of a pair has 3.0 more.
     at = [(2 * k, 2 * k + 1) if first else (2 * k + 1, 2 * k) for k, first in enumerate(ABBA)]
@@ -109,7 +106,7 @@ def test_crossover_is_blind_to_a_steady_drift_and_to_the_order() -> None:
     assert welch(a, b).error > 5 * plain.error  # what the pairing is for
 
 
-def test_sign_flips_drawn_agree_with_all_of_them() -> None:
+def test_sign_flips_drawn_agree_with_all_of_them():
     differences = [y - x for x, y in zip(A, B, strict=True)]
     assert sign_flip_p(differences) == 0.09375
     assert sign_flip_p([1.0] * 6) == 2 / 2**6
@@ -121,13 +118,13 @@ def test_sign_flips_drawn_agree_with_all_of_them() -> None:
     assert sign_flip_p(many, seed=1) == sign_flip_p(many, seed=1)
 
 
-def test_the_correction_of_holm_equals_known_values() -> None:
+def test_the_correction_of_holm_equals_known_values():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-def test_detectable_and_needed_agree_with_the_power() -> None:
+def test_detectable_and_needed_agree_with_the_power():
     for pairs, alpha in ((6, 0.05), (10, 0.05), (10, 0.05 / 8)):
         least = detectable(2.0, pairs - 2, alpha, 0.8)
         assert t_power(least / 2.0, pairs - 2, alpha) == pytest.approx(0.8, abs=1e-6)
@@ -137,12 +134,12 @@ def test_detectable_and_needed_agree_with_the_power() -> None:
     assert pairs_needed(1e-9, 1.0, 0.05, 0.8, most=500) == 500
 
 
-def test_the_spread_of_a_crossover_follows_from_its_error() -> None:
+def test_the_spread_of_a_crossover_follows_from_its_error():
     found = crossover(A, B, ABBA)
     assert spread_of(found, 6) == pytest.approx(found.error * math.sqrt(6))
 
 
-def test_the_drift_of_rounds_equals_known_values() -> None:
+def test_the_drift_of_rounds_equals_known_values():
     found = drift(A)
     assert found is not None
     assert found == pytest.approx((0.02857142857142847, 0.6364208217348142))
@@ -150,7 +147,7 @@ def test_the_drift_of_rounds_equals_known_values() -> None:
     assert drift([1.0, 2.0, 3.0, 4.0]) == (1.0, 0.0)
 
 
-def test_runs_without_spread_are_equal_or_differ_for_certain() -> None:
+def test_runs_without_spread_are_equal_or_differ_for_certain():
     same, other = [5.0] * 4, [6.0] * 4
     order = [True, False, True, False]
     assert crossover(same, same, order).p == 1.0

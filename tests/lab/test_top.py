@@ -1,8 +1,4 @@
-"""`gapless top` without a server: pages read back, quantiles, what happened between two looks, and how it is written.
-
-The pages are excerpts of two of a real server, vLLM 0.32 on a CPU, under load of `gapless bench serve`: a line of
-vllm_page.txt has a sample's name and its two values.
-"""
+"""`gapless top` without a server. vllm_page.txt holds samples of two pages of vLLM 0.32 on a CPU under load."""
 
 import math
 import random
