@@ -149,20 +149,6 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
     assert server.llm.watch.watchers == 0
 
 
-def test_a_watcher_that_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
-    monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
-    monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.0)
-    with serving() as server, server.client() as client:
-        connection = client.stream("GET", "/debug/steps")
-        connection.__enter__()
-        server.until(lambda: server.llm.watch.watchers == 1)
-        server.until(lambda: server.llm.watch.watchers == 0)
-        with pytest.raises(httpx.HTTPError):
-            connection.__exit__(None, None, None)
-            raise httpx.HTTPError("closed without a word, which is as good")
-
-
 def test_a_watcher_does_not_hold_up_the_end_of_the_server():
     with serving() as server, server.client() as client, Watcher(client) as watcher:
         server.run(server.state.close)

@@ -174,19 +174,3 @@ def test_a_client_that_goes_away_while_its_grammar_is_compiled_leaves_nothing():
         with server.client() as client:
             assert texts(client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})) == ["a"]
         assert server.core.vocabularies == 1
-
-
-def test_grammars_are_on_the_metrics_page(server, client):
-    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
-    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
-    client.post("/v1/completions", json={"prompt": "hi", "guided_json": {"not": {}}})
-    # The numbers of an engine without work are up to a second old.
-    server.until(lambda: server.stats().grammars_refused and server.stats().grammar_hits)
-    page = client.get("/metrics").text
-    found = dict(re.findall(r"^gapless:(grammar(?!_mask|_held)\w+)\{.*\} (\S+)$", page, re.MULTILINE))
-    assert set(found) == {
-        "grammars_waiting", "grammar_compile_seconds_sum", "grammar_compile_seconds_count", "grammar_hits_total",
-        "grammars_refused_total",
-    }  # fmt: skip
-    assert float(found["grammars_waiting"]) == 0
-    assert all(float(value) > 0 for name, value in found.items() if name != "grammars_waiting")

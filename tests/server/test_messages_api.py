@@ -176,19 +176,6 @@ def test_max_tokens_beyond_the_context_is_lowered_to_it(client):
     assert message["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_thinking_is_handed_to_the_chat_template(client):
-    kinds = ("adaptive", "disabled")
-    counts = [whole(client, thinking={"type": kind})["usage"]["input_tokens"] for kind in kinds]
-    assert counts[0] - counts[1] == len("hm ")
-
-
-def test_a_final_message_of_the_assistant_is_continued(client):
-    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "I Say plain"}]
-    message = whole(client, messages=messages)
-    assert message["content"] == [text("Forty-two.")]
-    assert message["usage"]["input_tokens"] == len("[1 tools]<user>Go<assistant>I Say plain")
-
-
 @pytest.mark.parametrize("word", ["plain", "calling"])
 def test_the_count_of_tokens_is_that_of_the_prompt(client, word):
     body = {name: value for name, value in body_of(word).items() if name != "max_tokens"}

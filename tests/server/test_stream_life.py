@@ -129,14 +129,6 @@ def test_an_event_has_as_many_tokens_as_the_interval_allows(interval, more):
             assert sum(len(choice["logprobs"]["tokens"]) for choice in mine) == 20
 
 
-def test_characters_of_several_tokens_are_whole_in_events_of_one(interval):
-    most, client = interval
-    fields = {"prompt": "+", "max_tokens": 12, "stream": True, "return_token_ids": True}
-    found = events(client.post("/v1/completions", json=fields))
-    texts = [event["choices"][0]["text"] for event in found]
-    assert "".join(texts) == "äöüäöü" and max(counts(found)) <= most
-
-
 def test_tokens_wait_for_the_interval_but_for_the_first_and_the_end(gate):
     config = ServerConfig(port=0, stream_interval=4, disable_uvicorn_access_log=True)
     gate.open.set()

@@ -329,16 +329,6 @@ async def test_closing_does_not_wait_for_a_collector(monkeypatch):
     assert ended.wait(20)
 
 
-def test_sampling_is_as_the_environment_says(traced, monkeypatch):
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    with collecting() as collector:
-        off = open_tracing(collector.url)
-        with traced.using(off):
-            assert traced.ask().status_code == 200
-        off.provider.shutdown()
-        assert not collector.got
-
-
 def test_the_address_of_the_collector_gets_its_path():
     assert collector_url("http://localhost:4318") == "http://localhost:4318/v1/traces"
     assert collector_url("https://u:p@host/") == "https://u:p@host/v1/traces"
