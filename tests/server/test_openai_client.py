@@ -1,6 +1,5 @@
 """The official client, sync and async, against a running server."""
 
-
 import openai
 import pytest
 from server_harness import GO_ON
