@@ -7,7 +7,7 @@ import threading
 import pytest
 from form_core import FormCore
 from jsonschema import validate
-from server_harness import BODIES, TEXT_ROUTES, TOKENS, error_of, events, script, serving
+from server_harness import BODIES, TEXT_ROUTES, TOKENS, error_of, script, serving
 from sharpest import sharpest
 
 SCHEMA = {
@@ -118,23 +118,6 @@ def test_a_response_takes_the_spellings_of_forms_too(client):
         body = {"input": "hi", "max_output_tokens": 600, **fields}
         answer = client.post("/v1/responses", json=body).json()
         assert re.fullmatch("x[0-9]", answer["output"][0]["content"][0]["text"])
-
-
-@both
-@pytest.mark.parametrize(
-    "fields",
-    [{"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json": None, "guided_regex": None}],
-)
-def test_a_request_that_asks_for_text_gets_text(client, path, fields):
-    assert texts(client.post(path, json={**ROUTES[path], "max_tokens": 3, **fields})) == ["abc"]
-
-
-def test_a_streamed_answer_has_the_form(client):
-    body = {**ROUTES["/v1/chat/completions"], "response_format": schema_format(SCHEMA), "stream": True, "seed": 4}
-    response = client.post("/v1/chat/completions", json=body)
-    chunks = [event["choices"][0] for event in events(response)]
-    is_record("".join(chunk["delta"].get("content") or "" for chunk in chunks))
-    assert chunks[-1]["finish_reason"] == "stop"
 
 
 def test_each_prompt_and_completion_has_a_matcher_of_its_own(client):
