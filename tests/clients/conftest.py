@@ -12,7 +12,6 @@ from server_harness import serving
 from gapless.base.config import EngineConfig
 from gapless.engine.core import build_core
 from gapless.engine.frontdoor import open_assets
-from gapless.server.config import ServerConfig
 
 KEY = "test-key"
 
@@ -21,7 +20,7 @@ KEY = "test-key"
 def demo():
     """An HTTP client of a server on the demo model; it sends no headers of its own but a key."""
     config = EngineConfig(model="demo", device="cpu", max_model_len=2048, max_num_seqs=8)
-    named = ServerConfig(port=0, api_key=(KEY,), served_model_name=("demo",), disable_uvicorn_access_log=True)
-    with serving(named, lambda: build_core(config), open_assets(config)) as server, server.client() as client:
+    options = {"core": lambda: build_core(config), "front": open_assets(config), "served_model_name": ("demo",)}
+    with serving(**options, api_key=(KEY,)) as server, server.client() as client:
         client.headers["authorization"] = f"Bearer {KEY}"
         yield client

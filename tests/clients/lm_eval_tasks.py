@@ -1,8 +1,5 @@
 """The tasks that lm-eval's `local-completions` plays when it is recorded: every kind of request that it makes.
-
-The choices and the answers are small enough to be checked by hand; the worked problems are the demo model's held-out
-ones under lm-eval's own rules for GSM8K, so that `gapless eval` can be held against them.
-"""
+The worked problems are the demo model's held-out ones under lm-eval's own rules for GSM8K."""
 
 import json
 import os

@@ -1,11 +1,7 @@
 """lm-eval's `local-completions`: what it asked is asked again, and its numbers must come out, by its own rules.
-
-The log-likelihoods are held against transformers on the same weights, the answers against the rules of `gapless eval`.
-`record.py --only lm-eval` makes a new recording.
-"""
+Log-likelihoods are held against transformers on the same weights, answers against the rules of `gapless eval`."""
 
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,13 +64,6 @@ def reported(tokens):
     return found
 
 
-def test_the_recording_holds_what_the_harness_needs():
-    paths = {(exchange["method"], exchange["path"]) for exchange in EXCHANGES}
-    assert paths == {("GET", "/tokenizer_info"), ("POST", "/tokenize"), ("POST", "/v1/completions")}
-    assert SCORING and all({type(prompt) for prompt in exchange["body"]["prompt"]} == {list} for exchange in SCORING)
-    assert RESULTS["gapless_choices"]["acc,none"] == 1.0
-
-
 def test_the_harness_gets_the_scores_that_it_has_reported(demo, reported):
     """The sum over the continuation, and whether its tokens are the likeliest. The last entry is of the token that the
     server had to generate."""
@@ -101,12 +90,6 @@ def test_the_scores_are_those_of_transformers(reported):
         assert one.greedy in (None, bool((scores.argmax(-1) == wanted).all()))
 
 
-def test_perplexities_follow_from_the_scores():
-    pairs = [(float(sample["resps"][0][0]), sample["doc"]["text"]) for sample in SAMPLES["gapless_texts"]]
-    nats = -sum(score for score, _ in pairs) / sum(len(text.encode()) for _, text in pairs)
-    assert RESULTS["gapless_texts"]["bits_per_byte,none"] == pytest.approx(nats / math.log(2))
-
-
 def test_answers_and_marks_are_those_of_gapless_eval(demo):
     """The prompts, what either rule finds, who is right, and the standard error."""
     texts = {}
@@ -128,26 +111,3 @@ def test_answers_and_marks_are_those_of_gapless_eval(demo):
         share = Share(count, len(SAMPLES["gapless_worked"]) // 2)
         assert RESULTS["gapless_worked"][f"exact_match,{name}"] == pytest.approx(share.accuracy)
         assert RESULTS["gapless_worked"][f"exact_match_stderr,{name}"] == pytest.approx(share.stderr)
-
-
-TALK = [{"role": "user", "content": "What is 14 + 7?"}, {"role": "assistant", "content": "14 + 7 = 21"}]
-"""A question and the answer to score"""
-
-
-def test_the_score_of_an_answer_costs_no_token_and_is_that_of_transformers(demo):
-    asked = {"messages": TALK, "add_generation_prompt": False, "continue_final_message": True}
-    chat = demo.post(
-        "/v1/chat/completions", json={**asked, "max_tokens": 0, "prompt_logprobs": 0, "return_token_ids": True}
-    ).json()
-    ids = chat["prompt_token_ids"]
-    assert chat["usage"]["completion_tokens"] == 0
-    scores = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], chat["prompt_logprobs"][1:], strict=True)]
-    body = {"prompt": ids, "max_tokens": 0, "logprobs": 0, "echo": True}
-    echoed = demo.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert echoed["token_logprobs"][1:] == pytest.approx(scores, abs=1e-5)
-    model = transformers.AutoModelForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32)
-    with torch.inference_mode():
-        rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    expected = [float(rows[place, token]) for place, token in enumerate(ids[1:])]
-    assert scores == pytest.approx(expected, abs=0.05)
-    assert sum(scores[-8:]) == pytest.approx(sum(expected[-8:]), abs=0.1)

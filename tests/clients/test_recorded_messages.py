@@ -1,7 +1,4 @@
-"""What Anthropic's client said, said again to the present server: it must read from the answers what it has read.
-
-`record.py` made the recording with the client itself. Here its rules are applied to fresh answers.
-"""
+"""What Anthropic's client said, said again to the present server: it must read from the answers what it has read."""
 
 import json
 from pathlib import Path

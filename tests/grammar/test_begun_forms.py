@@ -3,10 +3,9 @@
 import json
 import random
 
-import jsonschema
 import pytest
 from sharpest import sharpest
-from test_call_grammar import FUNCTIONS, NAMES, TOOLS, forms_of, marks_of, speaker
+from test_call_grammar import NAMES, TOOLS, forms_of, marks_of, speaker
 from walks import demo
 
 from gapless.base.errors import RequestError
@@ -103,6 +102,7 @@ def test_messages_of_harmony_go_on_in_their_form():
     voice = speaker(marks, special=True)
     last = "<|channel|>final<|message|>"
     for begun, good, bad in [
+        ("", [f"{last}yes", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{last}yes"], ["yes"]),
         (f"{last}y", ["es"], [f"{last}yes", "yes"]),
         ("<|channel|>analysis<|message|>h", [f"m<|end|><|start|>assistant{last}yes"], ["yes", f"{last}yes"]),
     ]:
@@ -156,10 +156,3 @@ def test_text_before_required_calls_is_no_part_of_them():
     asked = formed(SamplingParams(), use, forms_of(voice, "hermes"), '<tool_call>{"name": "other"').structured_outputs
     with pytest.raises(RequestError, match="the final message begins an output that is not of this form"):
         voice.matcher(asked)
-
-
-def test_outputs_drawn_after_a_beginning_are_valid_with_it():
-    for seed in range(20):
-        begun = '{"city": "Os'
-        jsonschema.validate(json.loads(begun + demo().say(asked_of(begun, json=CITY), seed)), CITY)
-    assert FUNCTIONS

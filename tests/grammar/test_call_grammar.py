@@ -191,6 +191,14 @@ def test_a_reply_of_a_form_beside_free_calls_is_calls_or_has_the_form(name, toke
         ("minimax_m2", {"properties": {'a">': {"type": "integer"}}}, "the parameter name"),
         ("pythonic", {"anyOf": [{"required": ["a"]}], "properties": {"a": {"type": "integer"}}}, "the keyword 'anyOf'"),
         ("deepseek_v32", {"required": ["b"]}, "the required 'b'"),
+        *(("qwen3_coder", {"properties": {"a": schema, "b": {"type": "integer"}}}, said) for schema, said in (
+            ({"anyOf": [{"const": "a"}, {"type": "string", "pattern": "x"}]}, "the keyword 'anyOf'"),
+            ({"enum": ["a", "b"], "pattern": "x", "type": "string"}, "the keyword"),
+            ({"enum": ["a", "b"], "type": "string", "minLength": 4}, "the value"),
+            ({"enum": [1, "</parameter>"]}, "the value"),
+            ({"type": "array", "items": {"$ref": "#/properties/b"}}, "a reference to another place"),
+            ({"type": "object", "properties": {"n": {"$ref": "#"}}}, "a reference to another place"),
+        )),
     ],
 )  # fmt: skip
 def test_parameters_that_a_form_of_calls_cannot_say_are_refused_by_name(name, function, what):

@@ -7,10 +7,8 @@ import pytest
 from sharpest import sharpest
 from test_call_grammar import NAMES, Drawn, forms_of, marks_of, speaker
 
-from gapless.base.errors import RequestError
-from gapless.base.params import SamplingParams
 from gapless.text.reply_tables import TOOL_TABLES
-from gapless.text.tools import check_tools, formed
+from gapless.text.tools import check_tools
 
 FORMS = [name for name, table in TOOL_TABLES.items() if table.form.parameter]
 PROPERTIES = {
@@ -58,24 +56,6 @@ def test_a_schema_that_is_a_reference_is_that_of_the_parameters(name):
     }
     drawn = Drawn(voice, forms_of(voice, name), 1, tools=tool(schema), parallel=False)
     assert json.loads(drawn.arguments[0]) == {"a": 7}
-
-
-@pytest.mark.parametrize(
-    ("schema", "what"),
-    [
-        ({"anyOf": [{"const": "a"}, {"type": "string", "pattern": "x"}]}, "the keyword 'anyOf'"),
-        ({"enum": ["a", "b"], "pattern": "x", "type": "string"}, "the keyword"),
-        ({"enum": ["a", "b"], "type": "string", "minLength": 4}, "the value"),
-        ({"enum": [1, "</parameter>"]}, "the value"),
-        ({"type": "array", "items": {"$ref": "#/properties/b"}}, "a reference to another place"),
-        ({"type": "object", "properties": {"n": {"$ref": "#"}}}, "a reference to another place"),
-    ],
-)
-def test_constants_that_no_form_can_say_are_refused_by_name(schema, what):
-    schema = {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}}
-    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: now: ") as found:
-        formed(SamplingParams(), check_tools(tool(schema), "required", None), forms_of(speaker(()), "qwen3_coder"))
-    assert what in str(found.value)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,5 @@
 """A matcher's masks: those of llguidance, and where an output ends."""
 
-import json
 import random
 
 import numpy as np
@@ -116,14 +115,6 @@ def test_a_stop_id_of_the_request_ends_an_output_that_may_go_on():
     assert len(speaker.allowed(matcher)) > 2
 
 
-def test_several_end_tokens_of_the_model_all_end_an_output():
-    speaker = demo()
-    ends = [0, 1, speaker.eos]
-    matcher = speaker.grammars.matcher(StructuredOutputs(choice=["a"]), tuple(ends))
-    matcher.advance(speaker.tokenizer.encode("a", False))
-    assert speaker.allowed(matcher).tolist() == sorted(ends)
-
-
 def test_a_token_that_no_mask_allowed_raises():
     speaker = demo()
     matcher = speaker.matcher(FORMS["choice"])
@@ -141,13 +132,6 @@ def test_a_token_after_the_end_is_a_fault():
     matcher.advance([*speaker.tokenizer.encode("a", False), speaker.eos])
     with pytest.raises(AssertionError, match="came after the end"):
         matcher.advance(speaker.tokenizer.encode("b", False))
-
-
-def test_a_character_of_several_tokens_is_spelled_token_by_token():
-    speaker = SPEAKERS["bytes"]()
-    text = json.dumps({"name": "ä你", "tags": ["a"]}, ensure_ascii=False)
-    assert len(speaker.tokenizer.encode("ä你", False)) > 2
-    assert speaker.accepts(StructuredOutputs(json=RECORD), text)
 
 
 def test_a_form_that_the_vocabulary_cannot_spell_is_refused():

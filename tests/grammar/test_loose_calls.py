@@ -7,7 +7,6 @@ import pytest
 from sharpest import sharpest
 from test_call_grammar import FUNCTIONS, NAMES, TOOLS, Drawn, forms_of, marks_of, speaker
 
-from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.text import call_grammar
 from gapless.text.reply_tables import TOOL_TABLES
@@ -59,19 +58,6 @@ def test_a_call_with_other_parameters_in_another_order_is_allowed(name):
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in LOOSE]
     assert not voice.accepts(form_of(voice, name, strict), CALLS[name])
     assert not voice.accepts(form_of(voice, name, choice="required"), CALLS[name])
-
-
-@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
-@pytest.mark.parametrize("thinking", ["none", "think"])
-def test_a_schema_that_cannot_be_kept_to_is_named_by_its_place_among_the_tools(name, thinking):
-    voice, bad = speaker(()), {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": bad}}
-    use = check_tools([*TOOLS, tool], "required", None)
-    form = formed(SamplingParams(), use, forms_of(voice, name, thinking), "").structured_outputs
-    for _ in range(2):
-        with pytest.raises(RequestError, match=r"^tools\[2\]\.function\.parameters .*uniqueItems") as found:
-            voice.matcher(form)
-        assert found.value.param == "tools[2].function.parameters"
 
 
 class Counted(dict):

@@ -8,7 +8,6 @@ from test_call_grammar import speaker
 from gapless.base.params import SamplingParams
 from gapless.base.structured import StructuredOutputs
 from gapless.text.replies import ReplyForms
-from gapless.text.reply_tables import REASONING_TABLES
 from gapless.text.tools import NO_TOOLS, formed
 
 TAG = {"begin": "<f>", "schema": {}, "end": "</f>"}
@@ -55,14 +54,3 @@ def test_marks_count_as_tokens_only_and_no_output_ends_while_thinking():
     assert not {begin, end} & set(voice.allowed(matcher)), "a string holds no marks"
     matcher.rollback(3)
     assert len(voice.allowed(matcher)) == len(allowed), "drafts that crossed the end of thinking can be taken back"
-
-
-def test_thinking_of_harmony_is_a_message_before_the_last():
-    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
-    voice = speaker(marks, special=True)
-    params = SamplingParams(structured_outputs=StructuredOutputs(choice=["yes"]))
-    form = formed(params, NO_TOOLS, ReplyForms(voice.tokenizer, "none", "harmony"), "").structured_outputs
-    last = "<|channel|>final<|message|>yes"
-    assert voice.accepts(form, last) and not voice.accepts(form, "yes")
-    assert voice.accepts(form, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{last}")
-    assert REASONING_TABLES["harmony"].thinking is not None

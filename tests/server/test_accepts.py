@@ -41,14 +41,6 @@ def test_a_turn_accepts_many_connections():
         assert runner.run(turns_for(listeners)) <= 2 * CONNECTIONS / ACCEPTS
 
 
-def test_one_descriptor_accepts_one_connection_a_turn():
-    """Why there are several: should this fail, one is enough."""
-    with socket.socket() as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(2 * CONNECTIONS)
-        assert runner.run(turns_for([listener])) >= CONNECTIONS
-
-
 def test_a_loop_that_accepts_all_gets_one_descriptor(monkeypatch):
     monkeypatch.setattr(run, "loop_factory", lambda: None)
     with socket.socket() as listener:

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from server_harness import MODEL, error_of, events, fake_core, serving
+from server_harness import MODEL, error_of, events, listening_core, serving
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
@@ -10,16 +10,9 @@ from gapless.server.settings import shown
 
 
 def core():
-    made = fake_core()
+    made = listening_core(lambda request: made.submitted.append(request.adapter))()
     made.info = made.info._replace(adapters=("tidy", "terse"))
     made.submitted = []
-    submit = made.submit
-
-    def noted(request):
-        made.submitted.append(request.adapter)
-        submit(request)
-
-    made.submit = noted
     return made
 
 

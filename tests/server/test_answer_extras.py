@@ -104,10 +104,9 @@ def test_template_variables_of_the_server_hold_where_a_request_says_nothing():
 
 def test_template_variables_that_no_one_may_set_end_the_start():
     front = ModelAssets(tokenizer(TEMPLATE), (TOKENS.eos_token_id,), {})
-    config = ServerConfig(port=0, default_chat_template_kwargs='{"messages": []}')
     with (
         pytest.raises(ConfigError, match=r"default_chat_template_kwargs: .*messages is not"),
-        serving(config, front=front),
+        serving(front=front, default_chat_template_kwargs='{"messages": []}'),
     ):
         pass
 

@@ -71,36 +71,20 @@ def test_other_spellings_of_a_path_open_no_route(caller, path):
     assert caller.get(path).status_code in (401, 404)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"authorization": "Bearer first-key"},
-        {"authorization": "bearer first-key"},
-        {"authorization": "Bearer zweiter-schlüssel".encode()},
-        {"x-api-key": "first-key"},
-    ],
-)
-def test_each_key_opens_the_server(caller, headers):
-    assert caller.get("/v1/models", headers=headers).status_code == 200
+BEARERS = [
+    *(("authorization", text, 200) for text in ("Bearer first-key", "bearer first-key", f"Bearer {KEYS[1]}".encode())),
+    *(("authorization", text, 401) for text in ("Bearer wrong", "Bearer", "first-key", "Basic first-key")),
+    *(("authorization", text, 401) for text in ("Bearer first-ke", "Bearer first-keyy", b"Bearer \xff\xfe")),
+    ("x-api-key", "first-key", 200),
+    ("x-api-key", "", 401),
+]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Bearer"},
-        {"authorization": "first-key"},
-        {"authorization": "Basic first-key"},
-        {"authorization": "Bearer first-ke"},
-        {"authorization": "Bearer first-keyy"},
-        {"authorization": b"Bearer \xff\xfe"},
-        {"x-api-key": ""},
-    ],
-)
-def test_a_request_without_a_key_is_refused(caller, headers):
-    response = caller.get("/v1/models", headers=headers)
-    assert response.status_code == 401
-    error_of(response)
+@pytest.mark.parametrize(("name", "value", "status"), BEARERS)
+def test_a_key_opens_the_server_and_nothing_else_does(caller, name, value, status):
+    response = caller.get("/v1/models", headers={name: value})
+    assert response.status_code == status
+    assert status == 200 or error_of(response)
 
 
 def test_the_key_is_tested_before_the_body(caller):

@@ -1,4 +1,4 @@
-"""Answers that the last message has begun: thinking, a call, a form go on, over HTTP and in Python."""
+"""Answers that the last message has begun: thinking, a call, a form go on over HTTP."""
 
 import json
 
@@ -8,10 +8,6 @@ from jsonschema import validate
 from message_events import assembled, events_of
 from server_harness import MARKED as TOKENS
 from server_harness import events, serving_forms
-
-from gapless.base.params import SamplingParams
-from gapless.base.structured import StructuredOutputs
-from gapless.engine.llm import LLM
 
 SPLIT = "|"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -104,20 +100,3 @@ def test_a_form_goes_on_where_the_last_message_ends(server, begun):
         asks["messages"] = messages_of('{"town": "')
         with pytest.raises(openai.BadRequestError, match="the final message begins an output that is not of this form"):
             client.chat.completions.create(**asks, max_tokens=200)
-
-
-def test_a_chat_in_python_goes_on_where_its_last_message_ends():
-    begun, user = '{"city": "', {"role": "user", "content": "Oslo?"}
-    params = SamplingParams(max_tokens=60, temperature=0, structured_outputs=StructuredOutputs(json=SCHEMA))
-    with LLM("demo", threads=1, tool_call_parser="hermes") as llm:
-        (output,) = llm.chat([user, {"role": "assistant", "content": begun}], params, use_tqdm=False, **GO_ON)
-        validate(json.loads(begun + output.outputs[0].text), SCHEMA)
-        question = {"role": "user", "content": "What is the weather in Paris?"}
-        tool = {"type": "function", "function": {"name": "get_weather", "parameters": {
-            "type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}}}  # fmt: skip
-        start = {"role": "assistant", "content": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "'}
-        for choice in ("auto", "required"):
-            params = SamplingParams(max_tokens=60, temperature=0)
-            asked = {"tools": [tool], "tool_choice": choice, "use_tqdm": False, **GO_ON}
-            (call,) = llm.chat([question, start], params, **asked)[0].outputs[0].tool_calls
-            assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})

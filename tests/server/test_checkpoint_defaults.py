@@ -1,6 +1,5 @@
 """What a checkpoint recommends holds on every way in: over HTTP, in LLM and in AsyncLLM; what a request says wins."""
 
-import asyncio
 import json
 import shutil
 
@@ -12,7 +11,6 @@ from gapless.base.config import EngineConfig
 from gapless.demo import weights_dir
 from gapless.engine.core import build_core
 from gapless.engine.frontdoor import open_assets
-from gapless.server.config import ServerConfig
 
 PROMPT = "The capital of Norway is"
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "threads": 1}
@@ -46,8 +44,8 @@ def wanted(model):
 @pytest.fixture(scope="module")
 def client(model):
     config = EngineConfig(model=model, device="cpu", **LIMITS)
-    named = ServerConfig(port=0, served_model_name=("demo",), disable_uvicorn_access_log=True)
-    with serving(named, lambda: build_core(config), open_assets(config)) as server, server.client() as client:
+    options = {"core": lambda: build_core(config), "front": open_assets(config), "served_model_name": ("demo",)}
+    with serving(**options) as server, server.client() as client:
         yield client
 
 
@@ -63,21 +61,11 @@ def test_defaults_of_a_checkpoint_hold_in_python(model, wanted):
     assert found == [wanted[0], wanted[1], wanted[1]]
 
 
-def test_defaults_of_a_checkpoint_hold_in_async_python(model, wanted):
-    async def texts():
-        llm = AsyncLLM.from_engine_args(model=model, **LIMITS)
-        try:
-            for params in (None, SamplingParams(**GREEDY)):
-                async for output in llm.generate(PROMPT, params):
-                    text = output.outputs[0].text
-                yield text
-        finally:
-            await llm.close()
-
-    async def gather():
-        return [text async for text in texts()]
-
-    assert asyncio.run(gather()) == list(wanted)
+async def test_defaults_of_a_checkpoint_hold_in_async_python(model, wanted):
+    async with AsyncLLM.from_engine_args(model=model, **LIMITS) as llm:
+        for params, text in zip((None, SamplingParams(**GREEDY)), wanted, strict=True):
+            *_, last = [output async for output in llm.generate(PROMPT, params)]
+            assert last.outputs[0].text == text
 
 
 @pytest.mark.parametrize(

@@ -149,20 +149,6 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
     assert server.llm.watch.watchers == 0
 
 
-def test_a_watcher_that_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
-    monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
-    monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.0)
-    with serving() as server, server.client() as client:
-        connection = client.stream("GET", "/debug/steps")
-        connection.__enter__()
-        server.until(lambda: server.llm.watch.watchers == 1)
-        server.until(lambda: server.llm.watch.watchers == 0)
-        with pytest.raises(httpx.HTTPError):
-            connection.__exit__(None, None, None)
-            raise httpx.HTTPError("closed without a word, which is as good")
-
-
 def test_a_watcher_does_not_hold_up_the_end_of_the_server():
     with serving() as server, server.client() as client, Watcher(client) as watcher:
         server.run(server.state.close)
@@ -227,20 +213,16 @@ def traces_under_way(server):
         yield
 
 
-def test_the_command_says_what_the_server_said(server, capsys, tmp_path):
-    with traces_under_way(server):
-        assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
-    assert "traces are being made already" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("query", ["seconds=0", "seconds=61", "seconds=-1", "seconds=x", "seconds=1e3", "seconds=²"])
 def test_a_trace_of_wrong_seconds_is_refused(client, query):
     response = client.get(f"/debug/trace?{query}")
     assert response.status_code == 400 and error_of(response)["param"] == "seconds"
 
 
-def test_too_many_traces_at_once_are_refused(server, client):
+def test_too_many_traces_at_once_are_refused_and_the_command_says_so(server, client, capsys, tmp_path):
     with traces_under_way(server):
+        assert main(["trace", "record", server.url, "-o", str(tmp_path / "t.json")]) == 1
+        assert "traces are being made already" in capsys.readouterr().err
         response = client.get("/debug/trace")
         assert response.status_code == 429 and error_of(response)["code"] == "too_many_traces"
     assert client.get("/debug/trace").status_code == 200

@@ -1,7 +1,6 @@
 """A client that leaves ends its request at once: streamed or not, queued or running, before and after tokens."""
 
 import socket
-import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -98,33 +97,3 @@ def test_a_client_that_stays_is_not_disturbed(server, client):
         leaver.close()
         answer = client.post("/v1/completions", json={"prompt": "~", "max_tokens": 30})
     assert len(answer.json()["choices"][0]["text"]) == 30
-
-
-def paced(core):
-    """At most 100 steps a second: a core that does nothing would bury the front in tokens of its 256 rows."""
-    step = core.step
-
-    def slow():
-        time.sleep(0.01)
-        return step()
-
-    core.step = slow
-    return core
-
-
-def test_a_client_that_never_reads_is_given_up(monkeypatch):
-    """With full buffers the row goes on to its end, but the server does not hold the stream for ever."""
-    from gapless.server import event_stream
-
-    monkeypatch.setattr(event_stream, "WRITE_SECONDS", 0.3)
-    with serving(core=lambda: paced(fake_core(max_model_len=200_000))) as server:
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(("127.0.0.1", server.port))
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        fields = {"prompt": ["x"] * 64, "n": 4, "max_tokens": 100_000, "stream": True, "stream_options": options}
-        connection.sendall(posted(COMPLETIONS, fields))
-        server.until(lambda: server.stats().running > 0)
-        server.until(lambda: quiet(server))
-        assert server.core.aborted
-        connection.close()

@@ -6,7 +6,7 @@ import openai
 import pytest
 from jsonschema import validate
 from message_events import events_of
-from server_harness import HI, serving_forms
+from server_harness import GO_ON, serving_forms
 from server_harness import MARKED as TOKENS
 from sharpest import sharpest
 
@@ -21,13 +21,6 @@ NO_BRACE = ONE.replace(f"}}}}{END}", "}")
 @pytest.fixture(scope="module")
 def server():
     with serving_forms("think") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def quick():
-    """A server whose answers do not begin with reasoning, which a random model would not end."""
-    with serving_forms("none") as running:
         yield running
 
 
@@ -121,65 +114,11 @@ def test_the_last_item_of_a_response_is_incomplete_where_it_was_cut(official, cu
     assert [event.item.status for event in done] == [item.status for item in response.output]
 
 
-def test_a_function_without_parameters_takes_none_on_all_apis(quick):
-    flat = [{"type": "function", "name": "now"}, {"type": "function", "name": "now", "parameters": None}]
-    flat += [{**one, "strict": False} for one in flat]
-    with quick.client() as client:
-        for tool in flat:
-            function = {name: value for name, value in tool.items() if name != "type"}
-            chat = {
-                "messages": [{"role": "user", "content": "hi"}],
-                "tools": [{"type": "function", "function": function}],
-            }
-            for choice in ("required", {"type": "function", "function": {"name": "now"}}):
-                answer = client.post(
-                    "/v1/chat/completions", json={**chat, "tool_choice": choice, "max_tokens": 300}
-                ).json()
-                calls = answer["choices"][0]["message"]["tool_calls"]
-                assert calls and all(json.loads(call["function"]["arguments"]) == {} for call in calls)
-            asked = {"input": "hi", "tools": [tool], "tool_choice": "required", "max_output_tokens": 300}
-            items = client.post("/v1/responses", json=asked).json()["output"]
-            assert items and all(json.loads(item["arguments"]) == {} for item in items)
-        schemas = ({"type": "object", "properties": None, "required": None}, {"type": ["object", "null"]}, {})
-        for schema in (*schemas, {"properties": {"a": {"type": "null", "enum": None}}, "additionalProperties": None}):
-            asked = {"model": "tiny", "messages": HI, "max_tokens": 300, "tool_choice": {"type": "any"}}
-            answer = client.post("/v1/messages", json={**asked, "tools": [{"name": "f", "input_schema": schema}]})
-            assert answer.json()["content"][-1]["type"] == "tool_use", answer.text
-
-
-def test_a_schema_whose_spare_keywords_say_nothing_is_kept_to_on_all_apis(quick):
-    flags = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}}
-    schema = {
-        "$schema": "https://example.com/own", "type": "object", "properties": {"flags": {**flags, "maxProperties": 1}},
-        "required": ["flags"], "additionalProperties": False, "not": False, "minProperties": 0, "x-order": ["flags"],
-    }  # fmt: skip
-    chat = {"messages": HI, "model": "tiny", "max_tokens": 300}
-    form = {"type": "json_schema", "name": "x", "schema": schema}
-    with quick.client() as client:
-        for fields in ({"response_format": {"type": "json_schema", "json_schema": form}}, {"guided_json": schema}):
-            answer = client.post("/v1/chat/completions", json={**chat, **fields, "chat_template_kwargs": {}}).json()
-            assert answer["choices"][0]["finish_reason"] in ("stop", "length"), answer
-        answer = client.post("/v1/responses", json={"input": "hi", "text": {"format": form}, "max_output_tokens": 300})
-        assert answer.status_code == 200, answer.text
-        asked = {**chat, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
-        assert client.post("/v1/messages", json=asked).status_code == 200
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        asked = {**chat, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
-        (call,) = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["tool_calls"]
-        validate(json.loads(call["function"]["arguments"]), {key: schema[key] for key in schema if key != "$schema"})
-
-
-def test_schemas_are_shown_to_the_model_without_their_nulls(server):
-    tool = {
-        "name": "f",
-        "description": None,
-        "parameters": {"type": "object", "required": None, "properties": {"a": {}}},
-    }
-    with server.client() as client:
-        for choice in ("auto", "none", None):
-            asked = {
-                "messages": [{"role": "user", "content": "SAY[x]SAY"}],
-                "tools": [{"type": "function", "function": tool}],
-            }
-            answer = client.post("/v1/chat/completions", json={**asked, "tool_choice": choice, "max_tokens": 5})
-            assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "x"
+def test_an_error_in_mid_stream_is_raised_by_the_official_client(official):
+    GO_ON.clear()
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "!"}], "stream": True}
+    with pytest.raises(openai.APIError, match="incident"):
+        for chunk in official.chat.completions.create(**asked):
+            if chunk.choices[0].delta.content:
+                GO_ON.set()
+    assert GO_ON.is_set()

@@ -7,7 +7,7 @@ import threading
 import pytest
 from form_core import FormCore
 from jsonschema import validate
-from server_harness import BODIES, TEXT_ROUTES, TOKENS, error_of, events, script, serving
+from server_harness import BODIES, TEXT_ROUTES, TOKENS, error_of, script, serving
 from sharpest import sharpest
 
 SCHEMA = {
@@ -120,23 +120,6 @@ def test_a_response_takes_the_spellings_of_forms_too(client):
         assert re.fullmatch("x[0-9]", answer["output"][0]["content"][0]["text"])
 
 
-@both
-@pytest.mark.parametrize(
-    "fields",
-    [{"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json": None, "guided_regex": None}],
-)
-def test_a_request_that_asks_for_text_gets_text(client, path, fields):
-    assert texts(client.post(path, json={**ROUTES[path], "max_tokens": 3, **fields})) == ["abc"]
-
-
-def test_a_streamed_answer_has_the_form(client):
-    body = {**ROUTES["/v1/chat/completions"], "response_format": schema_format(SCHEMA), "stream": True, "seed": 4}
-    response = client.post("/v1/chat/completions", json=body)
-    chunks = [event["choices"][0] for event in events(response)]
-    is_record("".join(chunk["delta"].get("content") or "" for chunk in chunks))
-    assert chunks[-1]["finish_reason"] == "stop"
-
-
 def test_each_prompt_and_completion_has_a_matcher_of_its_own(client):
     body = {"prompt": ["a", "b", "c"], "n": 3, "max_tokens": 600, "guided_regex": "[a-z]{1,30}"}
     answers = texts(client.post("/v1/completions", json=body))
@@ -174,19 +157,3 @@ def test_a_client_that_goes_away_while_its_grammar_is_compiled_leaves_nothing():
         with server.client() as client:
             assert texts(client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})) == ["a"]
         assert server.core.vocabularies == 1
-
-
-def test_grammars_are_on_the_metrics_page(server, client):
-    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
-    client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "z"})
-    client.post("/v1/completions", json={"prompt": "hi", "guided_json": {"not": {}}})
-    # The numbers of an engine without work are up to a second old.
-    server.until(lambda: server.stats().grammars_refused and server.stats().grammar_hits)
-    page = client.get("/metrics").text
-    found = dict(re.findall(r"^gapless:(grammar(?!_mask|_held)\w+)\{.*\} (\S+)$", page, re.MULTILINE))
-    assert set(found) == {
-        "grammars_waiting", "grammar_compile_seconds_sum", "grammar_compile_seconds_count", "grammar_hits_total",
-        "grammars_refused_total",
-    }  # fmt: skip
-    assert float(found["grammars_waiting"]) == 0
-    assert all(float(value) > 0 for name, value in found.items() if name != "grammars_waiting")

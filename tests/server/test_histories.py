@@ -6,13 +6,9 @@ import re
 
 import openai
 import pytest
-from form_core import FormCore
 from message_events import events_of
-from server_harness import MODEL, TOKENS, serving, tokenizer
+from server_harness import MODEL, TOKENS, serving_forms, tokenizer
 from sharpest import sharpest
-
-from gapless.engine.frontdoor import ModelAssets
-from gapless.server.config import ServerConfig
 
 jiter = pytest.importorskip("jiter", reason="comes with openai")
 
@@ -49,9 +45,7 @@ def speak(request, count):
 
 @pytest.fixture(scope="module")
 def server():
-    config = ServerConfig(port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True)
-    front = ModelAssets(tokenizer(TEMPLATE), (TOKENS.eos_token_id,), {})
-    with serving(config, core=lambda: FormCore(TOKENS, speak), front=front) as running:
+    with serving_forms("think", speak, tokenizer(TEMPLATE)) as running:
         yield running
 
 
@@ -155,14 +149,3 @@ def test_a_variable_reaches_the_template_on_every_api(client, value):
         tokens = client.post("/tokenize", json={"messages": hello, **wanted}).json()["tokens"]
         assert prompts[-1] == TOKENS.decode(tokens, False)
         assert json.loads(prompts[-1].removeprefix("<user>Say plain<assistant>")) == value
-
-
-ROLES = [("developer", "system"), ("function", "tool"), ("system", "system")]
-
-
-@pytest.mark.parametrize(("role", "means"), ROLES)
-def test_a_role_is_the_same_over_http_and_in_python(client, role, means):
-    talk = [{"role": role, "content": "be"}, {"role": "user", "content": "Say plain"}]
-    tokens = client.post("/tokenize", json={"messages": talk}).json()["tokens"]
-    text = TOKENS.decode(tokens, False)
-    assert text == f"<{means}>be<user>Say plain<assistant>" == tokenizer(TEMPLATE).chat(talk)

@@ -6,7 +6,7 @@ import socket
 from collections import defaultdict
 
 import pytest
-from server_harness import COMPLETIONS, posted, serving
+from server_harness import serving
 from sharpest import sharpest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -80,28 +80,3 @@ def chunks(data):
 def test_a_head_alone_has_no_body(alone):
     head, data = asked(alone, "1.0", "/metrics", None, method="HEAD")
     assert head.split()[1] == "200" and data == b""
-
-
-def test_the_events_of_the_live_page_come_one_by_one(alone):
-    with socket.create_connection(("127.0.0.1", alone.port), timeout=20) as link:
-        link.sendall(b"GET /debug/steps HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-        stream = link.makefile("rb")
-        head = b"".join(iter(stream.readline, b"\r\n")).lower()
-        assert b" 200 " in head and b"transfer-encoding" not in head
-        for _ in range(2):
-            assert stream.readline().startswith(b"data: {") and stream.readline() == b"\n"
-
-
-def test_a_client_that_goes_ends_its_request(alone):
-    before = len(alone.core.aborted)
-    with socket.create_connection(("127.0.0.1", alone.port), timeout=20) as link:
-        link.sendall(posted(COMPLETIONS, {"prompt": "~", "max_tokens": 900, "stream": True}, version="1.0"))
-        assert b"200 OK" in link.recv(100)
-    alone.until(lambda: len(alone.core.aborted) == before + 1)
-
-
-def test_a_newer_client_has_chunks_and_keeps_its_connection(alone):
-    with alone.client() as client:
-        for _ in range(2):
-            answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "stream": True})
-            assert answer.headers["transfer-encoding"] == "chunked" and "connection" not in answer.headers

@@ -1,4 +1,4 @@
-"""KV events before software of others that reads them: the indexer of NVIDIA's Dynamo, and vLLM's own definitions."""
+"""KV events before software of others that reads them: the indexer of NVIDIA's Dynamo."""
 
 import importlib.util
 import json
@@ -6,19 +6,11 @@ import random
 import subprocess
 import sys
 import time
-import types
 import urllib.request
-from pathlib import Path
 
-import msgspec
-import numpy as np
 import pytest
 from fake_resp import free_port
 from served import Server
-
-from gapless.base.records import PageChange, PageEvent
-from gapless.server.kv_events import KvEventPublisher
-from gapless.server.kv_events_config import KvEventsConfig
 
 zmq = pytest.importorskip("zmq", reason="needs the extra events")
 pytestmark = pytest.mark.net
@@ -71,53 +63,3 @@ def test_the_indexer_of_dynamo_knows_what_the_server_has_cached():
         finally:
             server.stop()
             process.kill()
-
-
-def definitions_of_vllm(monkeypatch):
-    """vLLM's module of KV events, from its file; what it imports from the rest of vLLM is not needed to decode."""
-    folders = [Path(folder) / "vllm/distributed/kv_events.py" for folder in sys.path]
-    path = next((path for path in folders if path.exists()), None)
-    if path is None:
-        pytest.skip("vLLM is not installed")
-    for name, fields in {
-        "vllm": {}, "vllm.config": {}, "vllm.config.kv_events": {"KVEventsConfig": object},
-        "vllm.logger": {"init_logger": lambda name: None}, "vllm.v1": {}, "vllm.v1.core": {},
-        "vllm.v1.core.kv_cache_utils": {"ExternalBlockHash": bytes | int},
-    }.items():  # fmt: skip
-        module = types.ModuleType(name)
-        module.__dict__.update(fields)
-        monkeypatch.setitem(sys.modules, name, module)
-    spec = importlib.util.spec_from_file_location("vllm_kv_events", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_event_is_decoded_by_the_definitions_of_vllm(tmp_path, monkeypatch):
-    theirs = definitions_of_vllm(monkeypatch)
-    given = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/out"}
-    publisher = KvEventPublisher(KvEventsConfig.parse(json.dumps(given)))
-    context = zmq.Context()
-    try:
-        subscriber = context.socket(zmq.SUB)
-        subscriber.subscribe("")
-        subscriber.connect(given["endpoint"])
-        cleared = PageEvent(PageChange.CLEARED)
-        while not subscriber.poll(20):
-            publisher.publish([cleared])
-        one, two = (bytes(24) + number.to_bytes(8, "big") for number in (7, 8))
-        tokens = np.arange(4, dtype=np.int32)
-        stored = PageEvent(PageChange.STORED, 0, (one, two), None, tokens, salt=":s", adapter="lora", window=6)
-        publisher.publish([stored, PageEvent(PageChange.REMOVED, 1, (one,)), cleared])
-        batch = None
-        while batch is None or len(batch.events) < 3:
-            assert subscriber.poll(5_000)
-            batch = msgspec.msgpack.decode(subscriber.recv_multipart()[2], type=theirs.KVEventBatch)
-        first, removed, last = batch.events
-        assert (first.block_hashes, first.token_ids, first.block_size) == ([7, 8], [0, 1, 2, 3], 2)
-        assert (first.medium, first.lora_name, first.kv_cache_spec_sliding_window) == (theirs.MEDIUM_GPU, "lora", 6)
-        assert removed == theirs.BlockRemoved([7], theirs.MEDIUM_GPU, 1) and last == theirs.AllBlocksCleared()
-    finally:
-        publisher.close()
-        context.destroy(linger=0)

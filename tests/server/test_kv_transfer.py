@@ -62,36 +62,27 @@ def test_a_prefiller_that_listens_everywhere_is_found_by_a_decoder_that_knows_no
 
 
 def test_an_engine_without_a_role_leaves_it_alone():
-    assert (
-        read({"remote_prefiller": {"kv_request_id": "R", "remote_host": "evil", "remote_port": 1}}, PeerPlan())
-        == Handover()
-    )
+    assert read(prefiller("evil", 1), PeerPlan()) == Handover()
     assert read(None, DECODE) == read({}, DECODE) == read({"do_remote_decode": False}, DECODE) == Handover()
+
+
+def prefiller(host=None, port=5600, named="R"):
+    """What a decoder is told of a prefiller."""
+    where = {} if host is None else {"remote_host": host, "remote_port": port}
+    return {"remote_prefiller": {"kv_request_id": named, **where}}
 
 
 @pytest.mark.parametrize(
     ("params", "plan", "why"),
     [
-        (
-            {"remote_prefiller": {"kv_request_id": "R", "remote_host": "evil", "remote_port": 5600}},
-            DECODE,
-            "started with",
-        ),
-        (
-            {"remote_prefiller": {"kv_request_id": "R", "remote_host": "127.0.0.1", "remote_port": 1}},
-            DECODE,
-            "started with",
-        ),
-        ({"remote_prefiller": {"kv_request_id": "R"}}, DECODE, "started with"),
+        (prefiller("evil"), DECODE, "started with"),
+        (prefiller("127.0.0.1", 1), DECODE, "started with"),
+        (prefiller(), DECODE, "started with"),
         ({"remote_prefiller": {"kv_request_id": "R", "remote_host": "unix:/etc/x"}}, DECODE, "started with"),
-        (
-            {"remote_prefiller": {"kv_request_id": "R", "remote_host": "127.0.0.1", "remote_port": 5600}},
-            PREFILL,
-            "started",
-        ),
+        (prefiller("127.0.0.1"), PREFILL, "started"),
         ({"remote_prefiller": {"remote_host": "127.0.0.1", "remote_port": 5600}}, DECODE, "kv_request_id must be"),
-        ({"remote_prefiller": {"kv_request_id": "x" * 129}}, ONE, "kv_request_id must be"),
-        ({"remote_prefiller": {"kv_request_id": 7}}, ONE, "kv_request_id must be"),
+        (prefiller(named="x" * 129), ONE, "kv_request_id must be"),
+        (prefiller(named=7), ONE, "kv_request_id must be"),
         ({"remote_prefiller": "R"}, ONE, "remote_prefiller must be an object"),
         ({"remote_decoder": {"kv_request_id": "\x00"}}, PREFILL, "kv_request_id must be"),
         ({"remote_decoder": {"kv_request_id": "R"}}, DECODE, "its role is decode"),

@@ -145,10 +145,6 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_length(client, fields, 
     assert (error["code"], said in error["message"]) == ("context_length_exceeded", True), error["message"]
 
 
-def test_an_echo_without_log_probabilities_asks_for_none(client):
-    assert choice_of(client, echo=True, max_tokens=1)["logprobs"] is None
-
-
 def test_each_choice_has_its_own(client):
     body = post(client, prompt=["one", "t", "hi$"], n=2, echo=True, logprobs=1, max_tokens=2).json()
     tokens = ["".join(choice["logprobs"]["tokens"]) for choice in body["choices"]]
@@ -284,9 +280,3 @@ def test_a_long_answer_is_written_on_a_thread_and_is_the_same(client, monkeypatc
         assert all(name.startswith("gapless-text") == (limit == 10) for name in threads) and threads
         threads.clear()
     assert choices[0] == choices[1]
-
-
-def test_a_prompt_that_fails_is_an_error_and_not_an_empty_list(client):
-    response = client.post(COMPLETIONS, json={"prompt": "!", "logprobs": 1, "echo": True, "max_tokens": 5})
-    assert response.status_code == 500
-    assert error_of(response)["message"]

@@ -176,19 +176,6 @@ def test_max_tokens_beyond_the_context_is_lowered_to_it(client):
     assert message["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_thinking_is_handed_to_the_chat_template(client):
-    kinds = ("adaptive", "disabled")
-    counts = [whole(client, thinking={"type": kind})["usage"]["input_tokens"] for kind in kinds]
-    assert counts[0] - counts[1] == len("hm ")
-
-
-def test_a_final_message_of_the_assistant_is_continued(client):
-    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "I Say plain"}]
-    message = whole(client, messages=messages)
-    assert message["content"] == [text("Forty-two.")]
-    assert message["usage"]["input_tokens"] == len("[1 tools]<user>Go<assistant>I Say plain")
-
-
 @pytest.mark.parametrize("word", ["plain", "calling"])
 def test_the_count_of_tokens_is_that_of_the_prompt(client, word):
     body = {name: value for name, value in body_of(word).items() if name != "max_tokens"}
@@ -242,30 +229,7 @@ def test_fields_that_change_no_token_are_taken(client):
     assert whole(client, **fields, **more)["content"] == [text("Forty-two.")]
 
 
-def test_the_request_of_a_coding_agent_is_answered(client):
-    """Everything at once that such agents send: blocks with marks for caches, betas, schemas with $schema, effort."""
-    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ADD["input_schema"]}
-    fields = {
-        "system": [{**text("You are a coding agent."), **mark}, text("Be brief.")],
-        "messages": [
-            {"role": "user", "content": [text("<reminder>today</reminder>"), {**text("Say all"), **mark}]},
-            {"role": "assistant", "content": [HM, text("I add."), {**use(a=1), "id": "toolu_1"}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "1", **mark}]},
-        ],
-        "tools": [{**ADD, "input_schema": schema, **mark, "eager_input_streaming": True}],
-        "max_tokens": 32_000,
-        "thinking": {"type": "enabled", "budget_tokens": 31_999},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
-        "metadata": {"user_id": "user_1"},
-    }
-    message = assembled(streamed(client, **fields))
-    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
-    assert message["stop_reason"] == "tool_use"
-
-
-def test_a_full_queue_is_an_overload_and_a_time_limit_a_timeout():
+def test_a_full_queue_is_an_overload_a_time_limit_a_timeout_and_a_stop_unavailable():
     with serving(core=lambda: fake_core(max_queue=0)) as server, server.client() as client:
         response = post(client, tools=[])
         assert response.status_code == 529 and response.headers["retry-after"]
@@ -274,14 +238,10 @@ def test_a_full_queue_is_an_overload_and_a_time_limit_a_timeout():
         response = post(client, "say ~", tools=[], max_tokens=900)
         assert response.status_code == 504
         error_of(response, "timeout_error")
-
-
-def test_a_server_that_stops_is_unavailable():
-    with serving() as server, server.client() as client:
         server.state.stopping = True
         response = post(client, tools=[])
-    assert response.status_code == 503 and response.headers["retry-after"]
-    error_of(response, "api_error")
+        assert response.status_code == 503 and response.headers["retry-after"]
+        error_of(response, "api_error")
 
 
 @pytest.mark.parametrize("path", ["/v1/messagesx", "/v1/messages-of-others", "/v2/messages", "/v1/models"])

@@ -1,7 +1,7 @@
 """Health, models, tokens, metrics, headers."""
 
-import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -169,23 +169,6 @@ def test_an_engine_that_is_down_is_not_busy():
     assert ratio == 0.0
 
 
-def test_histograms_are_cumulative_and_complete(client):
-    client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
-    page = families(client)
-    found = 0
-    for family in page.values():
-        if family.type != "histogram":
-            continue
-        found += 1
-        buckets = [s for s in family.samples if s.name.endswith("_bucket")]
-        counts = [s.value for s in buckets]
-        bounds = [float(s.labels["le"]) for s in buckets]
-        assert counts == sorted(counts) and bounds == sorted(set(bounds)) and bounds[-1] == float("inf")
-        (count,) = [s.value for s in family.samples if s.name.endswith("_count")]
-        assert counts[-1] == count
-    assert found >= 7
-
-
 def test_label_values_cannot_break_the_page():
     with serving(served_model_name=('a"b\\c\nd',)) as server, server.client() as client:
         assert value(families(client), "vllm:num_requests_running", model_name='a"b\\c\nd') == 0
@@ -207,17 +190,15 @@ def test_a_label_that_is_no_label_is_dropped(client, label):
     assert "x-request-id" not in client.get("/health", headers={"x-request-id": label}).headers
 
 
-def test_the_same_request_id_twice_is_nobodys_problem(server, client):
+def test_the_same_request_id_twice_is_nobodys_problem(client):
     """The id is a label: it never indexes the engine."""
-    import httpx
 
-    async def both():
-        async with httpx.AsyncClient(base_url=server.url, timeout=20, verify=False) as one:
-            fields = {"prompt": "~x", "max_tokens": 20, "request_id": "same"}
-            ask = [one.post("/v1/completions", json=fields, headers={"x-request-id": "same"}) for _ in range(4)]
-            return await asyncio.gather(*ask)
+    def ask(_):
+        fields = {"prompt": "~x", "max_tokens": 20, "request_id": "same"}
+        return client.post("/v1/completions", json=fields, headers={"x-request-id": "same"})
 
-    answers = asyncio.run(both())
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(4)))
     assert [answer.status_code for answer in answers] == [200] * 4
     assert len({answer.json()["id"] for answer in answers}) == 4
 

@@ -1,21 +1,14 @@
 """Logits processors over HTTP: requests name them, with numbers, in vLLM's field."""
 
 import pytest
-from server_harness import error_of, fake_core, serving
+from server_harness import error_of, listening_core, serving
 
 asked = []
 
 
 def core():
-    made = fake_core()
+    made = listening_core(lambda request: asked.append(request.processors))()
     made.info = made.info._replace(processors=("soft", "loud"))
-    submit = made.submit
-
-    def noted(request):
-        asked.append(request.processors)
-        submit(request)
-
-    made.submit = noted
     return made
 
 

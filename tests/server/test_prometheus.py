@@ -1,5 +1,4 @@
-"""Alarms and the dashboard's queries in a real Prometheus, which scrapes a server under load.
-
+"""Alarms and the dashboard's queries in a real Prometheus, which scrapes a server under load:
 `PROMETHEUS_FOLDER=/usr/bin make test ARGS=tests/server/test_prometheus.py` where Debian's package prometheus is.
 """
 

@@ -520,20 +520,3 @@ def test_a_form_that_is_no_schema_is_refused_by_name_on_all_routes(formed, schem
         answer = formed.post(path, json={**BODIES[path], **fields})
         message = answer.json()["error"]["message"]
         assert answer.status_code == 400 and (words in message or "json" in message), answer.text
-
-
-# Routes.
-
-
-@pytest.mark.parametrize("path", ["/v1", "/v1/nothing", "/v1/completions/x", "/%2e%2e/etc/passwd", "/v1/images"])
-def test_an_unknown_route_is_not_found(client, path):
-    response = client.get(path)
-    error = error_of(response)
-    assert (response.status_code, error["code"]) == (404, "not_found")
-    assert "POST /v1/" in error["message"] and "GET /openapi.json" in error["message"]
-
-
-def test_an_unknown_method_is_refused(client):
-    response = client.get(COMPLETIONS)
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-    assert error_of(response)["code"] == "method_not_allowed"

@@ -66,8 +66,10 @@ def test_a_request_that_a_full_queue_refuses_is_no_abort():
             before = ran(client)
             for more in ({}, {"n": 3}, {"prompt": ["a", "b"]}, {"stream": True}):
                 body = {"prompt": "a", "max_tokens": 1, **more}
-                assert client.post(COMPLETIONS, json=body).status_code == 503
-            assert ran(client) == before
+                refused = client.post(COMPLETIONS, json=body)
+                assert (refused.status_code, error_of(refused)["code"]) == (503, "queue_full")
+                assert error_of(refused)["type"] == "service_unavailable" and int(refused.headers["retry-after"]) >= 1
+            assert ran(client) == before and client.get("/health").status_code == 200
             assert server.state.metrics.rejected["queue_full"] == 4
         waiting.join(10)
         server.until(lambda: server.state.metrics.finished["length"] == 1)

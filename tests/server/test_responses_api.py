@@ -310,12 +310,6 @@ def test_the_input_is_read_on_a_thread_of_the_text(client, monkeypatch):
     assert [name.startswith("gapless-text") for name in threads] == [True]
 
 
-@pytest.mark.parametrize("path", ["compact", "input_tokens", "resp_1"])
-def test_paths_below_the_responses_are_no_routes(client, path):
-    response = client.post(f"{RESPONSES}/{path}", json={"input": "hi"})
-    assert response.status_code == 404 and error_of(response)["message"].startswith("there is no such route")
-
-
 def test_nothing_is_stored_and_nothing_embeds(client):
     for method in ("GET", "DELETE"):
         response = client.request(method, f"{RESPONSES}/resp_1")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_harness import error_of, posted, until
+from server_harness import error_of, until
 from server_process import failing, gone, process, write_tiny
 
 from gapless.base.config import EngineConfig
@@ -253,34 +253,3 @@ def test_servers_draw_seeds_of_their_own_and_a_drawn_seed_repeats_its_answers(mo
         assert one.end() == 0 and f"seed={seed}" in one.popen.stderr.read()
     with process(model, engine={"seed": seed}) as again:
         assert said(again) == (seed, answers)
-
-
-def test_fifty_disconnects_on_the_real_engine_leave_every_page_free_or_cached(model):
-    """The whole way: a random-weight model, its loop and pages in the child, clients that leave in mid-stream."""
-    engine = {"load_format": "dummy", "device": "cpu", "num_gpu_blocks_override": 600}
-    with process(model, engine=engine, worker=WORKER, disable_uvicorn_access_log=True) as server:
-        server.wait_ready()
-        with server.client() as client:
-            fields = {"prompt": "hello there", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
-            address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-            for _ in range(5):
-                leaving = [socket.create_connection(address) for _ in range(10)]
-                for connection in leaving:
-                    connection.sendall(posted("/v1/completions", {**fields, "stream": True}))
-                for connection in leaving:
-                    while b"data: " not in connection.recv(4096):
-                        pass
-                    connection.close()
-
-            def pages(*states):
-                page = client.get("/metrics").text
-                return sum(
-                    float(re.search(rf'^gapless:kv_pages{{.*state="{s}".* (\S+)$', page, re.M)[1]) for s in states
-                )
-
-            until(lambda: "vllm:num_requests_running{" in client.get("/metrics").text and pages("owned", "fenced") == 0)
-            assert pages("free", "cached") > 590
-            short = {**fields, "max_tokens": 20}
-            first, again = (client.post("/v1/completions", json=short).json()["choices"] for _ in range(2))
-            assert first == again and first[0]["finish_reason"] == "length"
-        assert server.end() == 0

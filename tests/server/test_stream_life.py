@@ -6,7 +6,6 @@ import threading
 import pytest
 from server_harness import ALPHABET, TOKENS, VOCAB, error_of, events, serving
 
-from gapless.server.config import ServerConfig
 from gapless.testing.core import FakeCore
 
 HI = [{"role": "user", "content": "hi"}]
@@ -36,10 +35,13 @@ def gate():
     return Gate()
 
 
+def gated(gate, **settings):
+    return serving(core=lambda: FakeCore(VOCAB, script=gate.token), **settings)
+
+
 @pytest.fixture(scope="module")
 def slow(gate):
-    config = ServerConfig(port=0, sse_ping_interval=0.05, disable_uvicorn_access_log=True)
-    with serving(config, lambda: FakeCore(VOCAB, script=gate.token)) as server, server.client() as client:
+    with gated(gate, sse_ping_interval=0.05) as server, server.client() as client:
         yield client
 
 
@@ -87,10 +89,9 @@ def test_a_stream_that_fails_after_a_sign_of_life_says_so_in_an_event(gate, slow
 
 
 def test_a_stream_without_an_interval_stays_silent_and_keeps_its_status(gate):
-    config = ServerConfig(port=0, sse_ping_interval=-1)
     gate.open.clear()
     gate.first = 0
-    with serving(config, lambda: FakeCore(VOCAB, script=gate.token)) as server, server.client() as client:
+    with gated(gate, sse_ping_interval=-1) as server, server.client() as client:
         limit = {"x-request-timeout": "0.3"}
         response = client.post("/v1/completions", json=ASKED["/v1/completions"], headers=limit)
         gate.open.set()
@@ -129,18 +130,9 @@ def test_an_event_has_as_many_tokens_as_the_interval_allows(interval, more):
             assert sum(len(choice["logprobs"]["tokens"]) for choice in mine) == 20
 
 
-def test_characters_of_several_tokens_are_whole_in_events_of_one(interval):
-    most, client = interval
-    fields = {"prompt": "+", "max_tokens": 12, "stream": True, "return_token_ids": True}
-    found = events(client.post("/v1/completions", json=fields))
-    texts = [event["choices"][0]["text"] for event in found]
-    assert "".join(texts) == "äöüäöü" and max(counts(found)) <= most
-
-
 def test_tokens_wait_for_the_interval_but_for_the_first_and_the_end(gate):
-    config = ServerConfig(port=0, stream_interval=4, disable_uvicorn_access_log=True)
     gate.open.set()
-    with serving(config, lambda: FakeCore(VOCAB, script=gate.token)) as server, server.client() as client:
+    with gated(gate, stream_interval=4) as server, server.client() as client:
         fields = {"prompt": "~", "max_tokens": 30, "stream": True, "return_token_ids": True}
         sizes = counts(events(client.post("/v1/completions", json=fields)))
     assert sum(sizes) == 30 and max(sizes) <= 4 and len(sizes) <= 30 // 4 + 8

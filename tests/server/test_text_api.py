@@ -35,7 +35,10 @@ BOTH = [
     ({"stop": ["ab"]}, [""], [("stop", "ab")], 2),
     ({"stop": "de", "include_stop_str_in_output": True, "max_tokens": 20}, ["abcde"], [("stop", "de")], 5),
     ({"stop_token_ids": TOKENS.encode("d"), "max_tokens": 20}, ["abc"], [("stop", *TOKENS.encode("d"))], 4),
-]
+    # Fields that adjust logits, with ids as JSON has them: this core samples as ever.
+    ({"repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"5": -100, "6": 1},
+      "allowed_token_ids": [5, 6, 7], "bad_words": ["no", "more"], "max_tokens": 4}, ["abcd"], [LENGTH], 4),
+]  # fmt: skip
 OF_CHATS = [({"max_completion_tokens": 3, "max_tokens": 9}, ["abc"], [LENGTH], 3)]
 OF_COMPLETIONS = [
     ({}, [SIXTEEN], [LENGTH], 16),
@@ -58,6 +61,7 @@ OF_COMPLETIONS = [
     ({"logit_bias": {}, "suffix": None, "user": "me", "response_format": {"type": "text"}, "n": 1, "stop": None},
      [SIXTEEN], [LENGTH], 16),
     ({"temperature": None, "top_p": None, "max_tokens": 16, "stream": None, "seed": None}, [SIXTEEN], [LENGTH], 16),
+    ({"response_format": None, "guided_json": None, "guided_regex": None}, [SIXTEEN], [LENGTH], 16),
     ({"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0.0, "seed": 7, "priority": 3, "cache_salt": "s"},
      [SIXTEEN], [LENGTH], 16),
     ({"no_such_field": {"deep": [1, 2]}, "another": 1}, [SIXTEEN], [LENGTH], 16),
@@ -141,16 +145,6 @@ def test_a_request_has_as_many_choices_as_its_prompts_and_n_multiply_to(client):
 def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client):
     body = post(client, CHAT).json()
     assert (body["usage"]["total_tokens"], body["choices"][0]["finish_reason"]) == (1024, "length")
-
-
-@pytest.mark.parametrize("path", TEXT_ROUTES)
-def test_fields_that_adjust_logits_take_ids_as_json_has_them(client, path):
-    """The core without a model samples as ever: what each field does is held by tests/engine/test_adjusted_demo.py."""
-    asked = {
-        "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"5": -100, "6": 1},
-        "allowed_token_ids": [5, 6, 7], "bad_words": ["no", "more"], "max_tokens": 4,
-    }  # fmt: skip
-    assert post(client, path, **asked).json()["usage"]["completion_tokens"] == 4
 
 
 def test_the_first_chunk_does_not_wait_for_the_second_token():

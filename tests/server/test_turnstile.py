@@ -102,24 +102,16 @@ def all_at_once(state):
     state.text_work = held
 
 
-def test_chats_whose_text_is_ready_together_reach_the_engine_a_few_at_a_time():
-    path, body = CHAT
+@pytest.mark.parametrize(("path", "body", "requests"), [(*CHAT, COUNT), (*MANY, 1)], ids=["chats", "prompts"])
+def test_prompts_that_are_ready_together_reach_the_engine_a_few_at_a_time(path, body, requests):
     with serving() as server, server.client() as client, ThreadPoolExecutor(COUNT) as pool:
-        server.run(lambda: all_at_once(server.state))
+        if requests > 1:
+            server.run(lambda: all_at_once(server.state))
         turns, opened = opened_in(server)
-        replies = list(pool.map(lambda _: client.post(path, json=body), range(COUNT)))
+        replies = list(pool.map(lambda _: client.post(path, json=body).json()["choices"], range(requests)))
         server.run(turns.stop)
-    assert {reply.json()["choices"][0]["message"]["content"] for reply in replies} == {"abcde"}
-    assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST_PER_TURN
-
-
-def test_prompts_of_one_request_reach_the_engine_a_few_at_a_time():
-    path, body = MANY
-    with serving() as server, server.client() as client:
-        turns, opened = opened_in(server)
-        choices = client.post(path, json=body).json()["choices"]
-        server.run(turns.stop)
-    assert [choice["text"] for choice in choices] == ["abcde"] * COUNT
+    texts = [choice.get("text") or choice["message"]["content"] for choices in replies for choice in choices]
+    assert texts == ["abcde"] * COUNT
     assert len(opened) == COUNT and max(map(opened.count, opened)) <= LEAST_PER_TURN
 
 
@@ -163,7 +155,7 @@ def test_time_runs_while_a_request_waits_for_its_turn(path, body, free, stream):
         server.state.turnstile = Waits(60, free)
         reply = client.post(path, json={**body, "stream": stream}, headers={"x-request-timeout": "0.1"})
         assert (reply.status_code, error_of(reply)["code"]) == (408, "timeout")
-        assert server.run(lambda: server.state.open) == 0 and server.state.turnstile.free < 0
+        assert server.run(lambda: server.state.open) == 0
 
 
 @pytest.mark.parametrize(("path", "body"), sharpest([CHAT, TEXT]), ids=["chat", "text"])

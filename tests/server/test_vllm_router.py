@@ -1,7 +1,4 @@
-"""Servers behind vllm-router: apart as a prefiller and a decoder, and side by side, with one server's greedy tokens.
-
-It runs where vllm-router is installed, which the dev extra does on x86-64 Linux.
-"""
+"""Servers behind vllm-router: apart as a prefiller and a decoder, and side by side, with one server's greedy tokens."""
 
 import importlib.util
 import json

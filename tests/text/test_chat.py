@@ -128,31 +128,6 @@ def test_a_refusal_of_the_assistant_is_its_content(message) -> None:
     assert template.render([CHAT[0], {"role": "assistant", **message}, CHAT[2]]) == said
 
 
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ([], "messages"),
-        ("hello", "messages"),
-        (["hello"], "messages[0]"),
-        ([{"content": "x"}], "messages[0].role"),
-        ([{"role": "user", "content": 3}], "messages[0].content"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([CHAT[0], {"role": "system", "content": None}], "messages[1].content"),
-        ([CHAT[0], {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0].type"),
-        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
-        ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
-        ([{"role": "assistant", "refusal": 3}], "messages[0].refusal"),
-        ([{"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}], "messages[0].content[0].refusal"),
-        ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
-    ],
-)
-def test_a_wrong_message_is_named(messages, field: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        ChatTemplate(CHATML).render(messages)
-    assert caught.value.param == field
-
-
 def test_a_refusal_of_the_template_is_an_error_of_the_request() -> None:
     with pytest.raises(RequestError, match="Roles must alternate"):
         ChatTemplate(LLAMA2, SPECIAL).render([CHAT[0], CHAT[0]])

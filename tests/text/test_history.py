@@ -228,13 +228,27 @@ def test_reasoning_under_any_name_is_read_under_any(field, read):
         ({"role": "assistant", "content": "a", "reasoning_content": 3}, "reasoning_content"),
         ({"role": "tool", "content": "a", "tool_call_id": 3}, "tool_call_id"),
         ({"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}, "content"),
-        ({"role": "user", "content": ()}, "content"),
+        ({"role": "user", "content": ()}, "content"), ({"content": "x"}, "role"), ({"role": "user"}, "content"),
+        ({"role": "user", "content": 3}, "content"), ({"role": "user", "content": [3]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "content[0].type"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "content[0].text"),
+        ({"role": "assistant", "refusal": 3}, "refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "no"}]}, "content[0].refusal"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].function"),
     ],
 )  # fmt: skip
 def test_a_message_that_cannot_be_read_is_named(message, field):
+    for before in ([], [USER]):
+        with pytest.raises(RequestError) as caught:
+            ours(templates.QWEN, [*before, message])
+        assert caught.value.param == f"messages[{len(before)}].{field}"
+
+
+@pytest.mark.parametrize(("messages", "field"), [([], "messages"), ("hello", "messages"), (["hello"], "messages[0]")])
+def test_a_conversation_that_is_none_is_refused_by_name(messages, field):
     with pytest.raises(RequestError) as caught:
-        canonical([message])
-    assert caught.value.param == f"messages[0].{field}"
+        ours(templates.QWEN, messages)
+    assert caught.value.param == field
 
 
 def test_a_template_that_takes_all_its_time_is_probed_in_bounded_time():

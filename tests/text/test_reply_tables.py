@@ -43,13 +43,6 @@ def test_calls_written_by_the_form_are_read_by_the_table(name: str) -> None:
     assert reply._replace(calls=tuple(call._replace(call_id=None) for call in reply.calls)) == Reply(calls=calls)
 
 
-def test_the_text_before_the_arguments_has_the_function_in_it() -> None:
-    assert TOOL_TABLES["hermes"].form.before == '<tool_call>\n{"name": "{name}", "arguments": '
-    assert "functions.{name}:{index}<" in TOOL_TABLES["kimi_k2"].form.before
-    assert TOOL_TABLES["mistral"].form.before == "[TOOL_CALLS]{name}[ARGS]"
-    assert TOOL_TABLES["harmony"].form.before.endswith("to=functions.{name} <|constrain|>json<|message|>")
-
-
 # A line of each family's public chat template that writes calls or asks for them, and one that writes reasoning.
 TEMPLATES = {
     ("hermes", None): "within <tool_call></tool_call> XML tags:\n<tool_call>\n{\\\"arguments\\\": <a>}",
@@ -79,13 +72,6 @@ def test_a_chat_template_names_its_tables_by_their_marks(names: tuple[str | None
 def test_every_table_is_chosen_for_some_template() -> None:
     assert {tools for tools, _ in TEMPLATES} == {*TOOL_TABLES, None}
     assert {reasoning for _, reasoning in TEMPLATES} == {*REASONING_TABLES, None}
-
-
-def test_the_demo_model_calls_tools_as_hermes_and_does_not_reason() -> None:
-    tokenizer = Tokenizer.from_dir(Path(gapless.demo.__file__).parent / "weights")
-    assert tokenizer.template is not None
-    config = json.loads((Path(gapless.demo.__file__).parent / "weights" / "tokenizer_config.json").read_text())
-    assert choose_tables(config["chat_template"]) == (TOOL_TABLES["hermes"], None)
 
 
 def test_calls_that_the_demo_template_writes_are_read_back() -> None:

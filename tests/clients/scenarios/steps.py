@@ -1,9 +1,5 @@
 """What the scenarios share. Runs in the client's own environment: the standard library alone.
-
-A scenario is a list of functions, one a step. Each returns what the client made of the answers, in plain values under
-common names, so that one test can hold the server against all clients. `python SCENARIO.py ADDRESS` plays it against a
-recorder and prints the steps as JSON.
-"""
+A scenario is a list of functions, one a step, that return what the client made of the answers, under common names."""
 
 from __future__ import annotations
 
