@@ -31,7 +31,7 @@ class PageCounts(NamedTuple):
 
     free: int
     cached: int
-    """Prefixes that a new request may share, without pins."""
+    """Without pins, with a prefix that a new request may share."""
     owned: int
     fenced: int
     """Released, but still reachable by a step or a transfer in flight."""
