@@ -6,7 +6,7 @@ While `watcher` and `steps` are None, which is the rule, a report costs one chec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from gapless.base.errors import CaptureError
@@ -57,7 +57,7 @@ class LaunchWatcher(Protocol):
     """Reports of the steps of all engines."""
 
     def launches(self, launcher: Any) -> AbstractContextManager[object]:
-        """See `launching`."""
+        """Give the context for the host's half of a step: plan, pack, enqueue, or obey an order."""
         ...
 
     def runs(self, executor: Any, key: Any, program: Program) -> Program:
@@ -79,7 +79,6 @@ def unchecked(name: str) -> AbstractContextManager[object]:
 watcher: Watcher | None = None
 capture_check: CaptureCheck = unchecked
 steps: LaunchWatcher | None = None
-_UNWATCHED = nullcontext()
 listeners: tuple[Callable[[Any], None], ...] = ()
 """Called with each loop, executor, tape and transfers that is made."""
 
@@ -109,11 +108,6 @@ def watch_steps(observer: LaunchWatcher | None, /) -> LaunchWatcher | None:
     global steps
     before, steps = steps, observer
     return before
-
-
-def launching(launcher: Any) -> AbstractContextManager[object]:
-    """Give the context for the host's half of a step: plan, pack, enqueue, or obey an order."""
-    return _UNWATCHED if steps is None else steps.launches(launcher)
 
 
 def built(part: Any) -> None:

@@ -240,7 +240,7 @@ class CudaGraph:
 
 
 def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
-    """Capture on the current stream; return the graph. Other threads may use CUDA meanwhile."""
+    """Capture on the current stream; return the tape. Other threads may use CUDA meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # freeing might need a call to CUDA, which a capture forbids
     try:

@@ -206,7 +206,7 @@ class Child:
                 if line.strip():
                     self.take_control(_on_control(line))
         except ValueError as error:  # also for an endless line
-            self.condemn(f"the engine process wrote no life sign to its control pipe: {error}")
+            self.condemn(f"the engine process wrote other data than life signs to its control pipe: {error}")
 
     def take_control(self, message: m.OnControl) -> None:
         """Take a message of the control pipe."""

@@ -65,8 +65,7 @@ class Loop:
         self.planner = planner
         self.device = device
         self.launcher = launcher
-        self.pools = pools
-        self.pool = pools[0]
+        self.pools, self.pool = pools, pools[0]
         self.rows = rows
         self.ledger = ledger
         self._depth = depth
@@ -209,8 +208,11 @@ class Loop:
                 self.adapters.poll()
             if self.transfers is not None and not self.planner.room.running:
                 self.transfers.take()  # arrived pages may be all that can run
-            with observe.launching(self.launcher):
+            if observe.steps is None:
                 launched = self.launch(self.plan(), turn)
+            else:
+                with observe.steps.launches(self.launcher):
+                    launched = self.launch(self.plan(), turn)
             if self.transfers is not None and self.flights:
                 self.transfers.poll()  # after the launch: no copy delays it
         except DeviceError as error:

@@ -31,7 +31,7 @@ class PageCounts(NamedTuple):
 
     free: int
     cached: int
-    """Prefixes that a new request may share, without pins."""
+    """Pages without pins that hold a prefix for new requests to share."""
     owned: int
     fenced: int
     """Released, but still reachable by a step or a transfer in flight."""

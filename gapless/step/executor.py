@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import NamedTuple
 
@@ -188,7 +188,7 @@ class Executor:
             steps = self._resolve(order.key)
             assert self._packet is not None
             _words(self._packet)[steps.first : steps.last] = np.frombuffer(order.words, np.int32)
-        with observe.launching(self):
+        with nullcontext() if observe.steps is None else observe.steps.launches(self):
             run = self.launch(order.key, order.words is not None)
         self.release(run.outbox, run.on_host)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from contextlib import redirect_stderr
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

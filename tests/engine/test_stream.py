@@ -33,7 +33,7 @@ async def test_news_that_the_sink_takes_wakes_no_reader():
     assert [delta.text for delta in one.seen] == ["a"] * 3 and not task.done()
     one.answer = False
     one.say()
-    (delta,) = await asyncio.wait_for(task, 5)
+    (delta,) = await asyncio.wait_for(task, 60)
     assert delta.text == "a" and delta.token_ids == [A]
 
 
@@ -42,7 +42,7 @@ async def test_news_that_a_sink_leaves_is_for_the_reader_whole():
     task = await reader_of(one)
     one.answer = False
     one.say(keys=(1, 2, 3))
-    deltas = await asyncio.wait_for(task, 5)
+    deltas = await asyncio.wait_for(task, 60)
     assert len(one.seen) == 1 and [delta.index for delta in deltas] == [0, 1, 2]
 
 
@@ -54,7 +54,7 @@ async def test_every_completion_is_offered():
     one.say(Flag.STOP, keys=(1,))  # others go on
     assert one.seen[-1].finish_reason == "stop" and not task.done()
     one.say(Flag.STOP, keys=(2, 3))
-    deltas = await asyncio.wait_for(task, 5)
+    deltas = await asyncio.wait_for(task, 60)
     assert [(delta.index, delta.finish_reason) for delta in deltas] == [(1, "stop"), (2, "stop")]
 
 
@@ -64,7 +64,7 @@ async def test_a_fault_of_the_sink_ends_its_request_alone():
     task = await reader_of(one)
     one.say()  # raises nothing: the tracker goes on with the others
     with pytest.raises(ZeroDivisionError, match="its own"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
     assert one.stream.finished and not one.tracker.requests
     assert one.aborted == [1]
 
@@ -74,7 +74,7 @@ async def test_the_end_is_for_the_reader(flag):
     one = opened()
     task = await reader_of(one)
     one.say(flag)
-    (delta,) = await asyncio.wait_for(task, 5)
+    (delta,) = await asyncio.wait_for(task, 60)
     assert len(one.seen) == 0 and delta.finish_reason is not None and one.stream.finished
 
 
@@ -95,7 +95,7 @@ async def test_news_after_the_reader_was_called_is_for_it():
     one.say()
     one.answer = True
     one.say()
-    (delta,) = await asyncio.wait_for(task, 5)
+    (delta,) = await asyncio.wait_for(task, 60)
     assert len(one.seen) == 1 and delta.text == "aa"
 
 
@@ -143,5 +143,5 @@ async def test_steps_that_come_together_are_offered_once():
     (delta,) = one.seen
     assert delta.text == "aaa" and delta.token_ids == [A] * 3 and not task.done()
     one.tracker.on_tokens(step, step._replace(flags=column + Flag.STOP))
-    (delta,) = await asyncio.wait_for(task, 5)
+    (delta,) = await asyncio.wait_for(task, 60)
     assert len(one.seen) == 1 and delta.token_ids == [A] * 2 and delta.finish_reason == "stop"

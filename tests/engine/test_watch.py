@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ class Written(FakeCore):
 
 def test_watchers_see_the_steps_to_come_alone(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gapless.engine.driver.time", SimpleNamespace(monotonic=lambda: now[0]))
     core, port = Written(), ScriptedPort()
     core.records.extend(steps(1, 2))
     driver = EngineDriver(core, port)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,8 +75,13 @@ def test_a_server_that_never_gets_ready_is_stopped(monkeypatch, tmp_path):
     pids: list[int] = []
     program = "import os, signal\nopen('pid', 'w').write(str(os.getpid()))\nsignal.pause()"
     arm = fake_server(monkeypatch, tmp_path, program)
-    monkeypatch.setattr(arms.time, "sleep", lambda _: pids or pids.append(int((tmp_path / "pid").read_text())))
-    with pytest.raises(ArmError, match="not ready"), live(arm, start_seconds=0.2):
+    clock = itertools.count()
+
+    def until_started(_: float) -> None:
+        pids[:] = pids or [int((tmp_path / "pid").read_text())]
+
+    monkeypatch.setattr(arms, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=until_started))
+    with pytest.raises(ArmError, match="not ready"), live(arm, start_seconds=3):
         pass
     (pid,) = pids
     with pytest.raises(ProcessLookupError):

@@ -31,7 +31,7 @@ class Thinker:
 
     def _speak(self, request, count):
         if count == len(THOUGHT) // 2:
-            self.in_time = self.go_on.wait(5)
+            self.in_time = self.go_on.wait(60)
         ids = [*TOKENS.encode(THOUGHT + ANSWER), TOKENS.eos_token_id]
         return ids[min(count, len(ids) - 1)]
 

@@ -15,7 +15,7 @@ from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
 from gapless.server.kv_transfer import MAX_NAME_CHARS
-from gapless.tiers import frames
+from gapless.tiers import giving
 from gapless.tiers.copying import Copies
 from gapless.tiers.link import PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier, open_peer_tier
@@ -181,7 +181,7 @@ def test_a_flipped_byte_comes_with_the_checksum_of_the_stored_page(wrong, setup)
 
 def test_pages_of_a_process_of_this_host_are_read_in_place(giver, taker, setup, monkeypatch):
     stored(giver, setup, 0, 1, 2)
-    monkeypatch.setattr(frames, "PAGE_HEAD", None)  # no page goes through the socket
+    monkeypatch.setattr(giving, "PAGE_HEAD", None)  # no page goes through the socket
     assert has(taker, 0, 1, 2) == [True] * 3
     end, got = loaded(taker, setup, 0, 1, 2)
     assert got == [content(number) for number in range(3)] and not end.failed

@@ -158,8 +158,7 @@ def resident() -> int:
 # Redis is killed behind an engine, in tests/kills.
 @pytest.mark.net
 @pytest.mark.parametrize("make", [mooncake_server, lmcache_server])
-def test_a_server_that_is_killed_under_load_costs_misses_and_no_memory(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.mooncake.MASTER_BACK_OFF_SECONDS", 0.5)
+def test_a_server_that_is_killed_under_load_costs_misses_and_no_memory(make, tmp_path):
     server = make(tmp_path)
     setup = setup_of(server.url)
     tier = server.start(setup)
