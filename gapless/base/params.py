@@ -176,7 +176,7 @@ class SamplingParams(metaclass=_Named):
     max_tokens: int | None = param(16, "new tokens at most; none means up to the context limit", low=1, high=_INT32)
     min_tokens: int = param(0, "stop tokens are not sampled before this many new tokens", low=0, high=_INT32)
     skip_special_tokens: bool = param(True, "leave special tokens out of the text")
-    speculate: bool = param(True, "draft tokens for the request, where the engine speculates; they change none")
+    speculate: bool = param(True, "draft tokens for the request, if the engine speculates; they change none")
     detokenize: bool = param(True, "make text at all", wire=False)
     logprobs: int | None = param(
         None, "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",
