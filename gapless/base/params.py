@@ -132,7 +132,7 @@ class SamplingParams(metaclass=_Named):
         0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane=Lane.CUT
     )
     seed: int | None = param(
-        None, "random stream of this request; none draws one. Where logits are equal, equal seeds give equal tokens at "
+        None, "random stream of this request; none draws one. If logits are equal, equal seeds give equal tokens at "
         "any batch and depth (see --batch-invariant)",
         low=-(2**63), high=2**63 - 1, words=Words.LONG,
     )  # fmt: skip
