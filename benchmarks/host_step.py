@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -222,7 +223,8 @@ def print_chains(sizes: Sequence[int], steps: int, path: Path | None) -> None:
         print(f"| {rows} | {one:.0f} | {auto:.0f} | {ratio:.2f} | {visit:.1f} |", flush=True)
     if path:
         name = f"{environment.describe_host()['cpu']}, torch {torch.__version__}"
-        figures = {"processor": name, "steps": steps, "rows": [one._asdict() for one in found]}
+        rows = [one._asdict() for one in found]
+        figures = {"date": f"{date.today()}", "processor": name, "steps": steps, "rows": rows}
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 

@@ -231,7 +231,7 @@ def prompts_cuda() -> Lines:
     """Time to the first token by length of prompt, median / longest, right after a start."""
     edges = (10, 64, 256, 1024, 4096)
     spans = list(itertools.pairwise(edges))
-    lines = _head("rows beside", "engine", "missed", *(f"{low} to {high - 1:,} tokens" for low, high in spans))
+    lines = _head("rows beside", "engine", "missed", *(f"{low:,} to {high - 1:,} tokens" for low, high in spans))
     for run in _load("gpu_prompts"):
         times = [[ms for tokens, ms in run["ttft_ms"] if low <= tokens < high] for low, high in spans]
         cells = (f"{statistics.median(found):.1f} / {max(found):.0f}" for found in times)
@@ -248,7 +248,7 @@ def host_step() -> Lines:
         times = (f"{found[name]:.0f}" for name in ("one", "auto"))
         lines.append(row(found["rows"], *times, f"{found['ratio']:.2f}", f"{found['visit']:.1f}"))
     command = "python benchmarks/host_step.py --chains --out docs/measurements/host-step.json"
-    return [*lines, "", f"{measured['processor']}; `{command}`."]
+    return [*lines, "", f"{measured['processor']}; {measured['date']}; `{command}`."]
 
 
 def _head(*names: str) -> list[str]:

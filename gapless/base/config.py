@@ -211,7 +211,7 @@ class EngineConfig:
     role: str | None = _scheduling(
         None,
         "prefill computes prompts and gives their KV pages to peers, decode takes them and goes on, both does either; "
-        "adds host:1GiB and peer:1GiB to kv-tiers where they give no size",
+        "adds host:1GiB and peer:1GiB to kv-tiers if they give no size",
         choices=ROLES,
     )
     kv_peers: tuple[str, ...] = _scheduling(
@@ -248,7 +248,7 @@ class EngineConfig:
     batch_invariant: bool = _scheduling(
         False,
         "a row's logits are the same to the bit whatever else is in its batch, so that tokens do not depend on load, "
-        "depth, chunks, preemption or prefix hits; slower. Without it they may differ where two tokens nearly tie, on "
+        "depth, chunks, preemption or prefix hits; slower. Without it they may differ if two tokens nearly tie, on "
         "a GPU and with float32 on a CPU",
     )
     max_cudagraph_capture_size: int | None = _scheduling(
@@ -286,7 +286,7 @@ class EngineConfig:
     )
     watchdog_seconds: float = _scheduling(
         60.0,
-        "work without progress for this long fails the engine; where the largest step may honestly take longer (at 20 "
+        "work without progress for this long fails the engine; if the largest step may honestly take longer (at 20 "
         "billion operations a second on a CPU, 10 trillion on a GPU), that time counts instead; 0 turns it off",
         low=0,
         high=10**9,

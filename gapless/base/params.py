@@ -132,7 +132,7 @@ class SamplingParams(metaclass=_Named):
         0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane=Lane.CUT
     )
     seed: int | None = param(
-        None, "random stream of this request; none draws one. Where logits are equal, equal seeds give equal tokens at "
+        None, "random stream of this request; none draws one. If logits are equal, equal seeds give equal tokens at "
         "any batch and depth (see --batch-invariant)",
         low=-(2**63), high=2**63 - 1, words=Words.LONG,
     )  # fmt: skip
@@ -176,7 +176,7 @@ class SamplingParams(metaclass=_Named):
     max_tokens: int | None = param(16, "new tokens at most; none means up to the context limit", low=1, high=_INT32)
     min_tokens: int = param(0, "stop tokens are not sampled before this many new tokens", low=0, high=_INT32)
     skip_special_tokens: bool = param(True, "leave special tokens out of the text")
-    speculate: bool = param(True, "draft tokens for the request, where the engine speculates; they change none")
+    speculate: bool = param(True, "draft tokens for the request, if the engine speculates; they change none")
     detokenize: bool = param(True, "make text at all", wire=False)
     logprobs: int | None = param(
         None, "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",

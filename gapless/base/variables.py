@@ -11,14 +11,14 @@ PREFIX = "GAPLESS_"
 """Our own variables begin with it. With a flag's name in capitals it sets that flag."""
 OWN_VARIABLES = {
     "GAPLESS_API_KEY": "keys that a server asks for, and the key that clients of this package send",
-    KEY_VARIABLE: "key of engines that give each other KV pages, where --kv-peer-key-file names no file",
+    KEY_VARIABLE: "key of engines that give each other KV pages, if --kv-peer-key-file names no file",
     "GAPLESS_PREBUILT": "0: the C++ that a wheel brings is not used",
     "GAPLESS_AMX": "0: the CPU's tile instructions are not used",
     "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
 }
 OTHERS = {
-    "OPENAI_API_KEY": "key that clients of this package send where GAPLESS_API_KEY is not set",
+    "OPENAI_API_KEY": "key that clients of this package send if GAPLESS_API_KEY is not set",
     "HF_HOME": "folder in which huggingface_hub keeps models",
     "HF_TOKEN": "token for models on the hub that are private or gated",
     "HF_ENDPOINT": "address of the hub",

@@ -109,7 +109,7 @@ class BenchFlags(RequestFlags):
     )
     num_warmups: int = _times(0, "requests sent first and not counted", low=0, high=2**31)
 
-    ignore_eos: bool | None = request_flag(None, "answers of full length; default: where answers have a planned length")
+    ignore_eos: bool | None = request_flag(None, "answers of full length; default: if answers have a planned length")
 
     goodput: tuple[str, ...] = result_flag((), "objectives in ms, such as ttft:200 tpot:20 e2el:2000")
     percentile_metrics: str = result_flag("ttft,tpot,itl,e2el", "metrics to print")

@@ -32,7 +32,7 @@ BENCH_EPILOG = """examples:
   gapless bench serve --backend openai-chat --dataset-name multi_turn --max-concurrency 8
   gapless bench serve --dataset-name timed_trace --dataset-path mooncake.jsonl --goodput ttft:500 tpot:50
 
-Lengths are exact: prompts are token ids where the API takes them, answers run to their length (ignore_eos).
+Lengths are exact: prompts are token ids if the API takes them, answers run to their length (ignore_eos).
 Without --request-rate and --max-concurrency, 16 requests are under way at any time."""
 
 

@@ -14,7 +14,7 @@ from gapless.cli.flags import Command
 
 def main(argv: Sequence[str]) -> int:
     others = {f.name for f in fields(EngineConfig)} - {"model", "tokenizer", "revision", "download_dir"}
-    about = "Look at this machine, and at MODEL where one is named, and say what is missing."
+    about = "Look at this machine, and at MODEL if one is named, and say what is missing."
     command = Command("doctor", about, (EngineConfig,), model_word=True, without=others)
     command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     command.add_argument("--port", type=int, default=8000, help="the port that a server would take (default: 8000)")

@@ -110,7 +110,7 @@ class Command(argparse.ArgumentParser):
             self.add_argument("--config", metavar="FILE", help="YAML, TOML or JSON file of flags; all others beat it")
             text = (
                 f"{PREFIX}<FLAG> in the environment sets any flag of the groups above; the command line beats it.\n"
-                "Flags of vLLM, SGLang and llama.cpp are taken where we have what they ask for: see --help=FLAG."
+                "Flags of vLLM, SGLang and llama.cpp are taken if we have what they ask for: see --help=FLAG."
             )
             self.epilog = f"{epilog}\n\n{text}" if epilog else text
             self._add_specs()

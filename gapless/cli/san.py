@@ -16,7 +16,7 @@ EPILOG = """examples:
   gapless san -- python -m package.module
   gapless san --lint src tests/harness.py   read source files, run nothing
 
-The exit code is the program's own where that is not 0, else 1 when something was found, 3 when there was nothing to
+The exit code is the program's own if that is not 0, else 1 when something was found, 3 when there was nothing to
 watch, and 0 when what was watched is clean; 2 when there is no such program.
 A finding is excused by a comment in its line, `# san: ok(reason)`, by --suppress, or by a line of .gapless-san."""
 

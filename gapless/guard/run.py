@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-tensors", choices=("auto", "marked", "cuda"), default="auto",
         help="without an accelerator: `marked` takes marked and device='cuda' tensors as device tensors; `cuda` also "
-        "emulates CUDA, so that torch.cuda.is_available() is true (default: cuda where the program names it)",
+        "emulates CUDA, so that torch.cuda.is_available() is true (default: cuda if the program names it)",
     )  # fmt: skip
     parser.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
     form = "'PATH[:LINE] [RULE] -- REASON'"

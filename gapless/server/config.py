@@ -102,7 +102,7 @@ class ServerConfig:
         high=10**6,
     )
     default_chat_template_kwargs: str | None = _api(
-        None, "variables of the chat template where a request's chat_template_kwargs say nothing, as a JSON object"
+        None, "variables of the chat template if a request's chat_template_kwargs say nothing, as a JSON object"
     )
     enable_request_id_headers: bool = _api(
         False, "an X-Request-Id in every answer; one that the client sent is always returned"

@@ -90,7 +90,7 @@ _LOWER = {
         {state: state for state in ("loading", "quarantined", "storing", "waiting")},
     ),
     "gapless:kv_lower_tier_room_bytes": (
-        "Bytes of pages in a tier below the host tier, and how many it may keep; 0 where it does not say.",
+        "Bytes of pages in a tier below the host tier, and how many it may keep; 0 if it does not say.",
         "kind",
         {"used": "used_bytes", "size": "size_bytes"},
     ),
@@ -169,7 +169,7 @@ class Metrics:
         self.prompt_tokens = make("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.generation_tokens = make("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
         self.params_n = make("request_params_n", "Completions asked for.", _COUNTS)
-        self.params_max_tokens = make("request_params_max_tokens", "max_tokens where it was given.", _TOKENS)
+        self.params_max_tokens = make("request_params_max_tokens", "max_tokens if it was given.", _TOKENS)
         text = "Tokens of the longest completion."
         self.max_generation_tokens = make("request_max_num_generation_tokens", text, _TOKENS)
         text = "Prompt tokens not found in the cache."
