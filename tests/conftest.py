@@ -54,7 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once.
+    """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once; interpreted
+    cases stay on one together.
 
     The workers take files by their number of tests, and then, one by one, what shares nothing: the simulator's first,
     which take longest.
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "simulation")
     for item in items:
         if item.path.parent.name not in SINGLE:
-            name = item.path.name
+            name = "interpreter" if "[interpreter" in item.name else item.path.name
             item.add_marker(pytest.mark.xdist_group(GROUP_OF.get(name, name)))
 
 

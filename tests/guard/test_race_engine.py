@@ -170,7 +170,7 @@ OFTEN = [small_packet_ring_retired_at_the_start_of_its_step, packet_written_agai
 
 
 @pytest.mark.parametrize("kind", sharpest(["sim", "cpu"]))
-@pytest.mark.parametrize("fault", ALWAYS + OFTEN)
+@pytest.mark.parametrize("fault", sharpest(ALWAYS + OFTEN, 4))
 def test_a_missing_fence_is_reported(kind, fault):
     seeds = FAULT_SEEDS if kind == "sim" else 3
     caught = sum(bool(drive(kind, seed, 4, fault)[0]) for seed in range(seeds))

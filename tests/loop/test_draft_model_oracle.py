@@ -12,6 +12,7 @@ from direct import run_directly
 from harness import VOCAB, Job, request
 from oracle_drafter import ErringDraft
 from oracles import direct_plain, draft_model_loop
+from sharpest import sharpest
 
 from gapless.kernels.tables import Tables
 from gapless.loop.build import Sizes
@@ -31,7 +32,7 @@ def job(key: int, prompt: list[int], length: int, turn: int = 0, aborts: int | N
     return Job(request(key, prompt, length - len(prompt)), turn, aborts)
 
 
-@pytest.mark.parametrize("page_size", [2, 4, 8])
+@pytest.mark.parametrize("page_size", sharpest([4, 2, 8]))
 def test_drafts_stay_right_over_page_edges_chunks_and_cached_prefixes(page_size, guarded_steps):
     for length in range(1, 12, 2):
         shape = Sizes(2, 40, 60, page_size, 7, queue=8, slots=0)

@@ -89,7 +89,7 @@ def check_lines(job, lines):
         assert [line[1], *line[4]] == pytest.approx([logprob, *tops], abs=2e-6)
 
 
-@pytest.mark.parametrize("seed", (0, 1, 3))
+@pytest.mark.parametrize("seed", sharpest((1, 0, 3)))
 def test_every_position_has_its_log_probability_once_at_any_depth(seed):
     reference = None
     for depth in DEPTHS:

@@ -196,6 +196,7 @@ def mappings_of_pages():
     return Path("/proc/self/maps").read_text().count("/memfd:gapless-pages")
 
 
+@pytest.mark.seeds
 def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeypatch):
     monkeypatch.setattr(Room, "fits_alone", lambda *_: False)
     prefiller, decoder = pair
@@ -459,7 +460,7 @@ MOODS = {
 
 
 @pytest.mark.parametrize("depth", sharpest([4, 1]))
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("mood", sharpest(MOODS, 5))
 def test_whatever_a_peer_does_the_tokens_are_right(mood, depth, side, tmp_path):
     prefiller = side(listen=tmp_path / "p.sock")
     for prompt in prompts():

@@ -6,6 +6,7 @@ import pytest
 from dictionary_tier import DictionaryTier
 from harness import Job, checksum_loop, run, script, sizes
 from loops_under_guard import loops_under_no_race
+from sharpest import sharpest
 from test_host_tier import SLOT, prompts
 from test_lower_tiers import Engine
 from test_peer_engines import Side
@@ -70,7 +71,7 @@ def play(seed, change):
     assert loop.transfers.host.counts.loaded or not seed
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", sharpest(FAULTS, 2))
 def test_a_planted_fault_of_transfers_is_reported(name, guarded_steps):
     change, buffer = FAULTS[name]
     reported = set()

@@ -145,7 +145,7 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("engine", sharpest([{}, {"prefix_caching": False}, {"by_priority": True}]), ids=str)
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", sharpest(FEATURES, 3))
 def test_row_080_no_setting_takes_the_asynchrony_away(feature, engine):
     """A setting, a sampling parameter or an executor turned asynchronous scheduling off without a word. Here depth is
     what was asked for with every setting of a request and of the engine, and the step records show it."""
