@@ -69,6 +69,7 @@ def undeclared(folder: str, known: set[str]) -> list[str]:
     ]
 
 
+@pytest.mark.process
 def test_every_import_is_declared():
     needed, for_development = declared()
     # pytest itself loads its plug-in; nothing else does. Triton comes with torch's CUDA builds, and only those need it.

@@ -55,6 +55,7 @@ def async_client(server: Server) -> openai.AsyncOpenAI:
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs bash and curl")
+@pytest.mark.process
 def test_the_curl_line_that_it_prints_gets_an_answer(server):
     line = next(line for line in server.lines if line.strip().startswith("curl "))
     answer = subprocess.run(

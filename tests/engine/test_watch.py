@@ -170,6 +170,7 @@ async def test_a_core_on_a_thread_can_be_watched():
         await watched(llm)
 
 
+@pytest.mark.process
 async def test_a_core_in_another_process_and_its_successor_can_be_watched():
     backend = ProcessBackend(EngineConfig(), worker=("gapless.testing.worker", str(TOKENIZER.vocab_size), "0.0005"))
     async with AsyncLLM(backend, FRONT) as llm:

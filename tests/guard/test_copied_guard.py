@@ -109,6 +109,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_a_copy_under_another_name_finds_syncs_and_races_and_nothing_else(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run(tmp_path, "program.py")

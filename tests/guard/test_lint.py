@@ -186,6 +186,7 @@ def test_a_comment_without_a_reason_excuses_nothing(tmp_path):
         assert entry.excuse is None
 
 
+@pytest.mark.process
 def test_our_own_package_passes_the_lint(monkeypatch):
     """The launch path has nothing to excuse, and every line of .gapless-san is needed."""
     from gapless.guard.suppress import apply, gather

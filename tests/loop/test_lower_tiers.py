@@ -270,6 +270,7 @@ def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_its_deadline(e
     assert counts.late == 1
 
 
+@pytest.mark.process
 def test_an_aborted_request_that_asked_a_slow_tier_wakes_the_loop_no_more(engine):
     answers = threading.Event()
 
@@ -300,6 +301,7 @@ def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
     assert one.below.counts[1].loaded
 
 
+@pytest.mark.process
 def test_a_store_is_dropped_and_counted_when_its_tier_is_too_slow(engine, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.BRAKE_SECONDS", 0.05)
 

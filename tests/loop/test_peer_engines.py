@@ -205,6 +205,7 @@ def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeyp
     assert decoder.counts.loaded == 8 and not decoder.counts.lent
 
 
+@pytest.mark.process
 def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 0)
     prefiller, decoder = pair
@@ -218,6 +219,7 @@ def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
     until(lambda: turned(decoder, lambda: not decoder.loop.has_work()))
 
 
+@pytest.mark.process
 def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 10**15)
     monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 10**6)
@@ -235,6 +237,7 @@ def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
     check_at_rest(decoder.loop)
 
 
+@pytest.mark.process
 def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 200_000_000)
     prefiller, decoder = pair

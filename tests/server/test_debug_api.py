@@ -80,6 +80,7 @@ class Watcher:
         return [dict(zip(self.events[0]["columns"], row, strict=True)) for e in self.events for row in e["steps"]]
 
 
+@pytest.mark.process
 def test_steps_arrive_while_a_client_watches(server, client):
     ask(client)
     with Watcher(client) as watcher:
@@ -116,6 +117,7 @@ def test_an_event_comes_at_least_every_second(client, monkeypatch):
     assert nows == sorted(nows) and watcher.steps == []
 
 
+@pytest.mark.process
 def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
     monkeypatch.setattr(debug, "MAX_STEPS", 1)
     monkeypatch.setattr(debug, "EVENT_SECONDS", 0.1)

@@ -124,6 +124,7 @@ def test_an_encoded_body_is_not_opened(bounded):
     assert_refused(ask(bounded, head(len(BODY), "content-encoding: gzip") + BODY), 415, "unsupported_encoding")
 
 
+@pytest.mark.process
 def test_headers_that_come_too_slowly_are_refused(bounded, monkeypatch):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.3)
     with connected(bounded) as connection:
@@ -133,6 +134,7 @@ def test_headers_that_come_too_slowly_are_refused(bounded, monkeypatch):
         assert_refused(answer(connection), 408, "header_timeout")
 
 
+@pytest.mark.process
 def test_a_slow_second_request_on_one_connection_has_its_own_time(bounded, monkeypatch):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.3)
     with connected(bounded) as connection:
@@ -145,6 +147,7 @@ def test_a_slow_second_request_on_one_connection_has_its_own_time(bounded, monke
         assert_refused(answer(connection), 408, "header_timeout")
 
 
+@pytest.mark.process
 def test_a_body_that_comes_too_slowly_is_refused(monkeypatch):
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.3)
     with serving() as server, connected(server) as connection:

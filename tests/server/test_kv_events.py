@@ -135,6 +135,7 @@ def test_a_whole_replay_arrives_at_a_client_that_reads_late(tmp_path):
         assert [int.from_bytes(number, "big") for _, number, _ in found] == [*range(3_000)]
 
 
+@pytest.mark.process
 def test_a_subscriber_that_never_reads_loses_batches_and_holds_up_nobody(tmp_path):
     with publishing(tmp_path, hwm=10, buffer_steps=50) as (publisher, clients):
         slow, quick = clients.subscriber(most=1), clients.subscriber()

@@ -107,6 +107,7 @@ def test_a_server_that_ends_before_its_model_is_there_is_not_healthy():
 
 
 @pytest.mark.parametrize("how", sharpest(["header", "server"]))
+@pytest.mark.process
 def test_a_late_answer_is_an_error_not_a_short_answer(how):
     headers = {"x-request-timeout": "0.2" if how == "header" else "50"}
     with serving(request_timeout=0.2 if how == "server" else 50.0) as server, server.client() as client:
@@ -131,6 +132,7 @@ def slowly(server, seconds, timeout):
         return int(connection.recv(65536).split()[1])
 
 
+@pytest.mark.process
 def test_a_slow_body_counts_for_the_limit_but_not_as_latency():
     with serving() as server, server.client() as client:
         began = time.monotonic()

@@ -88,6 +88,7 @@ def test_a_stream_that_fails_after_a_sign_of_life_says_so_in_an_event(gate, slow
     assert response.status_code == 200 and seen.startswith(": keep-alive") and '"code":"timeout"' in seen
 
 
+@pytest.mark.process
 def test_a_stream_without_an_interval_stays_silent_and_keeps_its_status(gate):
     gate.open.clear()
     gate.first = 0
@@ -130,6 +131,7 @@ def test_an_event_has_as_many_tokens_as_the_interval_allows(interval, more):
             assert sum(len(choice["logprobs"]["tokens"]) for choice in mine) == 20
 
 
+@pytest.mark.process
 def test_tokens_wait_for_the_interval_but_for_the_first_and_the_end(gate):
     gate.open.set()
     with gated(gate, stream_interval=4) as server, server.client() as client:

@@ -297,6 +297,7 @@ def test_spans_reach_a_collector(traced, monkeypatch):
     assert {span.trace_id.hex() for span in spans} == {PARENT_TRACE}
 
 
+@pytest.mark.process
 def test_a_collector_that_hangs_holds_up_no_request(traced, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")

@@ -159,6 +159,7 @@ def test_time_runs_while_a_request_waits_for_its_turn(path, body, free, stream):
 
 
 @pytest.mark.parametrize(("path", "body"), sharpest([CHAT, TEXT]), ids=["chat", "text"])
+@pytest.mark.process
 def test_the_wait_is_part_of_the_time_in_the_queue(path, body):
     with serving() as server, server.client() as client:
         server.state.turnstile = Waits(0.2)

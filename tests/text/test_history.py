@@ -251,6 +251,7 @@ def test_a_conversation_that_is_none_is_refused_by_name(messages, field):
     assert caught.value.param == field
 
 
+@pytest.mark.process
 def test_a_template_that_takes_all_its_time_is_probed_in_bounded_time():
     slow = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
     assert ChatTemplate({"default": "{{ messages[0].content }}", "tool_use": slow}).render([USER]) == "weather?"

@@ -310,6 +310,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
+@pytest.mark.process
 def test_the_work_for_a_long_reply_grows_with_its_length_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted are the characters that are looked at for a terminal, and those of names that are matched."""
     seen, names = [], []

@@ -67,6 +67,7 @@ def test_a_store_that_fails_has_nothing_and_is_found_when_it_is_back(store, mood
 
 
 @pytest.mark.parametrize("store", ["redis", "lmcache"], indirect=True)
+@pytest.mark.process
 def test_a_store_that_has_failed_is_left_alone_for_a_while(store):
     fake, open_tier = store
     tier, setup = open_tier(back_off=1e6)

@@ -44,6 +44,7 @@ def far_link(host, *args):
     return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), (SLOT,), lambda data: None, *args)
 
 
+@pytest.mark.process
 def test_a_look_up_that_hangs_holds_a_link_no_longer_than_a_peer_may(hanging):
     link = far_link("gone", 0.0)
     for _ in range(2):
@@ -55,6 +56,7 @@ def test_a_look_up_that_hangs_holds_a_link_no_longer_than_a_peer_may(hanging):
     assert link.error == "no such host", "the answer that came late"
 
 
+@pytest.mark.process
 def test_pages_of_one_peer_are_found_while_the_look_up_of_another_hangs(giver, setup, path, hanging):
     taker = taker_of(setup, path)
     stored(giver, setup, 0)
