@@ -1,4 +1,4 @@
-"""What only a GPU can show, in one call of under ten minutes: tests, captured steps, targets.
+"""Checks that need a GPU, in one call of under ten minutes: tests, captured steps, targets.
 
 `PYTHONPATH=. python benchmarks/gpu_all.py [--out DIR] [--only tests,engine]` prints short tables and, with
 `--out`, leaves gpu_all.json and the logs of the tests there. The model is a dummy of Qwen3-0.6B's shape in bfloat16.
@@ -31,7 +31,7 @@ from gapless.engine.core import EngineCore, build_core
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/gpu", "tests/kernels")
 NO_TESTS = 5
-"""What pytest ends with if none is for a GPU"""
+"""pytest's exit code if no test is for a GPU"""
 
 
 class Load(NamedTuple):

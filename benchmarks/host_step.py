@@ -1,5 +1,5 @@
 """Host time of one step: plan + pack + launch + observe + commit + retire, in steady decode, with a model that does
-nothing. Steps are captured where the device can (`--no-graphs`: they are not). Those of docs/evidence are of
+nothing. Steps are captured where the device can (`--no-graphs`: they are not). The figures of docs/evidence are of
 `python benchmarks/host_step.py --chains --out docs/measurements/host-step.json`.
 
 The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out. The
