@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from tier_rig import SLOT, until
+from tier_rig import SLOT
+from waiting import until
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from hashlib import sha256
 
 import numpy as np
+from waiting import until
 
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, TierSetup, key_of
 
@@ -53,15 +53,6 @@ def page(setup: TierSetup, number: int, slot: int, version: int | None = None) -
     if version is not None:
         memory[:] = content(number, version)
     return TierPage(key(number), memory, checksum(memory) if version is not None else 0)
-
-
-def until(holds, seconds: float = 60.0):
-    """Wait for a condition; return what it gives. The bound is for what hangs."""
-    late = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < late, "it did not come to hold"
-        time.sleep(0.0005)
-    return found
 
 
 def end_of(tier, job: int) -> JobEnd:

@@ -20,7 +20,7 @@ from hub.conftest import WEIGHTS, point_to
 from hub.loopback import Hub
 from huggingface_hub import constants
 from sharpest import sharpest
-from tier_rig import until
+from waiting import until
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, GaplessError, ServerError

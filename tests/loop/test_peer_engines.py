@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import ask, check_at_rest, checksum_loop, run
-from peer_rig import KEY, WrongPeer, until
+from peer_rig import KEY, WrongPeer
 from sharpest import sharpest
 from test_host_tier import SHAPE, SLOT, prompts
+from waiting import until
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer

@@ -12,6 +12,7 @@ from form_core import FormCore
 from tiny_models import tiny_config
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+from waiting import until
 
 from gapless.base.records import CAUSES
 from gapless.engine.async_llm import AsyncLLM
@@ -157,14 +158,6 @@ def listening_core(hear):
         return made
 
     return make
-
-
-def until(truth):
-    """Wait for a state that comes; the limit guards a hang alone."""
-    end = time.monotonic() + 60
-    while not truth():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.01)
 
 
 class Server:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from server_harness import VOCAB, until, write_model
+from server_harness import VOCAB, write_model
+from waiting import until
 
 FAKE = ("gapless.testing.worker", str(VOCAB))
 ROOT = Path(__file__).resolve().parents[2]

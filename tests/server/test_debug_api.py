@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from server_harness import TOKENS, error_of, fake_core, serving, until
+from server_harness import TOKENS, error_of, fake_core, serving
+from waiting import until
 
 import gapless
 from gapless.base.config import EngineConfig

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_harness import error_of, until
+from server_harness import error_of
 from server_process import failing, gone, process, write_tiny
+from waiting import until
 
 from gapless.base.config import EngineConfig
 from gapless.engine.child import WORKER

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tier_rig import NAMESPACE, SLOT, content, has, key, loaded, page, setup_of, slot_of, stored, until
+from tier_rig import NAMESPACE, SLOT, content, has, key, loaded, page, setup_of, slot_of, stored
+from waiting import until
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, RECORD_BYTES, DiskRecord, DiskTier, describe

@@ -8,8 +8,9 @@ import pytest
 from fake_lmcache import FakeLMCache
 from fake_resp import FakeResp
 from fake_s3 import FakeS3
-from tier_rig import SLOT, content, has, key, loaded, setup_of, stored, until
+from tier_rig import SLOT, content, has, key, loaded, setup_of, stored
 from tier_servers import needs
+from waiting import until
 
 from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.nixl import NixlTier

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 from peer_rig import KEY, connected, giver_of, greeted, is_found, taker_of
-from tier_rig import checksum, content, has, key, setup_of, stored, until
+from tier_rig import checksum, content, has, key, setup_of, stored
+from waiting import until
 
 from gapless.base.errors import ConfigError
 from gapless.base.shared import mapped

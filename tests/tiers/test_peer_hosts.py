@@ -10,7 +10,8 @@ from contextlib import suppress
 import pytest
 from fake_resp import free_port
 from peer_rig import KEY, open_giver, taker_of
-from tier_rig import SLOT, Hand, key, stored, until
+from tier_rig import SLOT, Hand, key, stored
+from waiting import until
 
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, role_plan, with_key

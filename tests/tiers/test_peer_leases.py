@@ -6,7 +6,8 @@ import socket
 
 import pytest
 from peer_rig import KEY, GivenSlots
-from tier_rig import SLOT, Hand, content, key, stored, until
+from tier_rig import SLOT, Hand, content, key, stored
+from waiting import until
 
 from gapless.base.peers import PeerAddress
 from gapless.tiers.copying import Copies

@@ -14,7 +14,8 @@ import peer_process
 import pytest
 from peer_process import PAGES
 from peer_rig import giver_of
-from tier_rig import SLOT, content, key, setup_of, until
+from tier_rig import SLOT, content, key, setup_of
+from waiting import until
 
 from gapless.tiers.peer import PeerTier
 

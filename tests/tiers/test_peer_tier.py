@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 from fake_resp import free_port
 from peer_rig import KEY, WrongPeer, decided, giver_of, is_found, open_giver, taker_of
-from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, setup_of, slot_of, stored, until
+from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, setup_of, slot_of, stored
+from waiting import until
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer

@@ -13,7 +13,8 @@ from certificates import Authority, needs_openssl
 from fake_resp import free_port
 from peer_rig import KEY, open_giver
 from sharpest import sharpest
-from tier_rig import SLOT, content, has, loaded, stored, until
+from tier_rig import SLOT, content, has, loaded, stored
+from waiting import until
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError

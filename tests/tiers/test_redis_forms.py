@@ -13,8 +13,9 @@ import pytest
 import redis
 from certificates import Authority, needs_openssl
 from fake_resp import FakeResp, free_port
-from tier_rig import content, has, key, loaded, setup_of, stored, until
+from tier_rig import content, has, key, loaded, setup_of, stored
 from tier_servers import redis_program, redis_server
+from waiting import until
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.redis import KEY_PREFIX, RedisTier

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 from fake_resp import FakeResp, free_port
-from tier_rig import SLOT, content, key, loaded, setup_of, stored, until
+from tier_rig import SLOT, content, key, loaded, setup_of, stored
+from waiting import until
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.redis import KEY_PREFIX, RedisTier

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
-from tier_rig import SLOT, Hand, content, key, page, setup_of, slot_of, stored, until
+from tier_rig import SLOT, Hand, content, key, page, setup_of, slot_of, stored
+from waiting import until
 
 from gapless.base.records import KVTransfer
 from gapless.tiers.seam import Found, JobEnd, TierAnswer
