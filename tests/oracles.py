@@ -33,7 +33,7 @@ from gapless.kernels.views import Recall
 from gapless.loop import mask_threads
 from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
-from gapless.step.keys import AdjustKey
+from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.speculation import Speculation, SuffixLookup, Verify
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.sim import SimDevice

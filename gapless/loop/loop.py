@@ -100,6 +100,7 @@ class Loop:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError if it could never run."""
         check_fits(request, self.pool, self.rows)
+        self.launcher.check(request)
         seq = Sequence(request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt)
         if request.params.prompt_logprobs is not None:
             seq.to_score = len(request.tokens) - 1
@@ -107,7 +108,7 @@ class Loop:
         for name in seq.leases:
             if not self.rows.slots[name].size:
                 raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
-            seq.fill, seq.sends_past = len(wish_words(request)), True
+            seq.fill, seq.sends_past = wish_words(request), True
         if self.launcher.gate is not None and most_drafts(request):
             seq.sends_past = True
         seq.held = self._takes_masks(request)
@@ -283,7 +284,7 @@ class Loop:
 
     def _follow(self, flight: Flight) -> None:
         self.flights.append(flight)
-        if flight.decision.key.mask and self.masks is not None:
+        if flight.decision.replies and self.masks is not None:
             self.masks.follow(flight.ended)
 
     def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:

@@ -12,8 +12,8 @@ from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import CaptureOrder, ForwardKey, Order
 from gapless.step.kinds import kinds
-from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
+from gapless.step.listing import Lanes
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.packet import DecodeRows, Packer
@@ -68,6 +68,10 @@ class Launcher:
         if shapes.adapters:
             keys += tuple(key.adapted for key in keys if isinstance(key, ForwardKey))
         self.executor.compile(keys)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError if the request asks for what no lane has."""
+        self.leader.lanes.check(request)
 
     def ready(self, most: int = 1) -> int:
         """Return the number of steps from one packet that there is room for, up to `most`, and keep that room."""

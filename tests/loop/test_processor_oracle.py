@@ -13,7 +13,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.loop.build import build_loop
 from gapless.step import program
-from gapless.step.keys import AdjustKey
+from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.processors import ProcessorTables, slots_of
 from gapless.testing.sim import SimDevice
 

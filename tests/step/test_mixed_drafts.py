@@ -10,7 +10,8 @@ from sharpest import sharpest
 
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
 from gapless.step import graphs
-from gapless.step.keys import ForwardKey, MaskKey, SampleKey
+from gapless.step.keys import ForwardKey, SampleKey
+from gapless.step.lanes.mask import MaskKey
 from gapless.step.speculation import ENDING, Gate, PromptLookup, Speculation
 from gapless.testing.sim import SimDevice
 
