@@ -11,7 +11,7 @@ from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
-from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
+from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.linear import weights
 from gapless.kernels.many_rows_triton import MOST_MANY_ROWS, Following, launch, tiles_for
 from gapless.kernels.norm_triton import triton_rms_norm
@@ -55,8 +55,8 @@ triton_linear_add_beside = operator(linear_add_beside, "x")
 
 def _serves(linear: Linear) -> bool:
     weight, _ = weights(linear)
-    fits = is_hopper(weight.device) and has_large_blocks(weight.device)
-    return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
+    gpu = arch(weight.device)
+    return weight.dtype == torch.bfloat16 and gpu.early and gpu.large_blocks and many_rows_triton.serves(weight)
 
 
 def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
@@ -80,7 +80,7 @@ def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     qk_norm, eps, table = rotation
     triton_rope_and_write(
-        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, early=is_hopper(qkv.device)
+        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, early=arch(qkv.device).early
     )
     q = qkv[:, : -2 * kv.cache.shape[4]]
     found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, scale)
@@ -95,14 +95,14 @@ def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: Toke
     (inner, slots, part), (qk_norm, eps, table) = added, rotation
     triton_rope_and_write(
         qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner[0], slots, part.up,
-        early=is_hopper(qkv.device),
+        early=arch(qkv.device).early,
     )  # fmt: skip
 
 
 def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     inner, slots, part = added
     gate_up = _bare_linear(x, added, linear)
-    found: Tensor = triton_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
+    found: Tensor = triton_silu_mul(gate_up, inner[0], slots, part.up, early=arch(x.device).early)
     return found
 
 

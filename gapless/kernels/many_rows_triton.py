@@ -21,7 +21,7 @@ from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gapless.kernels.adapt_fused_triton import AdapterWork, shrink
-from gapless.kernels.library_triton import is_hopper, launch_options
+from gapless.kernels.library_triton import arch, launch_options
 
 MOST_MANY_ROWS = 256
 """Most rows of these kernels."""
@@ -163,7 +163,7 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    early = is_hopper(x.device) if early is None else early
+    early = arch(x.device).early if early is None else early
     grid = triton.cdiv(rows, tiles.rows), triton.cdiv(out.shape[1], tiles.columns)
     if beside is not None:
         grid = grid[0], grid[1] + triton.cdiv(beside.programs(), grid[0])

@@ -45,8 +45,8 @@ def path(rows: int) -> Counter[str]:
     """What a step of `rows` rows should launch on this GPU."""
     if rows <= HALF_KERNELS.few_rows.most:
         return FEW + Counter(one_row_linear=int(rows == 1))
-    device = torch.device("cuda")
-    return MANY if library_triton.is_hopper(device) and library_triton.has_large_blocks(device) else ANY
+    gpu = library_triton.arch(torch.device("cuda"))
+    return MANY if gpu.early and gpu.large_blocks else ANY
 
 
 SMALL = {
@@ -65,8 +65,7 @@ def forget():
     """Facts about the GPU are asked again, now and after the test, and kernels loaded again."""
 
     def all_of_it() -> None:
-        for fact in [value for value in vars(library_triton).values() if hasattr(value, "cache_clear")]:
-            fact.cache_clear()
+        library_triton.arch.cache_clear()
         modules = [module for name, module in sys.modules.items() if name.startswith("gapless.kernels")]
         for kernel in [value for module in modules for value in vars(module).values()]:
             if isinstance(kernel, JITFunction):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-from gapless.kernels import library_triton, many_rows, many_rows_triton
+from gapless.kernels import many_rows, many_rows_triton
+from gapless.kernels.arch import Arch
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows_triton import Following, ManyRowsTiles, tiles_for
 from gapless.kernels.seam import FusedRows
@@ -213,10 +214,7 @@ def test_torch_multiplies_on_gpus_of_small_blocks_or_without_a_copy_engine(
     capability: tuple[int, int], shared: int, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their tiles fit into large blocks alone, and the copy engine came with Hopper."""
-    monkeypatch.setattr(library_triton.facts, "capability", lambda device: capability)
-    monkeypatch.setattr(library_triton.facts, "shared_memory", lambda device: shared << 10)
-    for name in ("is_hopper", "has_large_blocks"):
-        monkeypatch.setattr(many_rows, name, getattr(library_triton, name).__wrapped__)
+    monkeypatch.setattr(many_rows, "arch", lambda device: Arch("nvidia", capability, 132, shared << 10))
     layer = TorchLinear(torch.empty(256, 256, dtype=torch.bfloat16, device="meta"))
     assert many_rows.MANY_ROWS.serves(layer) == served
 
