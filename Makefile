@@ -67,7 +67,7 @@ prove: $(VENV)/.test
 MEASURED = tests/base tests/device tests/memory tests/plan tests/step tests/loop tests/engine/test_core.py \
 	tests/engine/test_driver.py tests/engine/test_process_backend.py tests/engine/test_watch.py \
 	tests/guard/test_race_engine.py tests/guard/test_race_graphs.py tests/kernels/test_ahead_triton.py \
-	tests/engine/test_logits_processors.py tests/tiers/test_peer_hosts.py tests/tiers/test_peer_tls.py \
+	tests/engine/test_logits_processors.py tests/offload/test_peer_hosts.py tests/offload/test_peer_tls.py \
 	tests/cli/test_flags.py tests/grammar/test_form_kinds.py \
 	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[1]" \
 	--deselect "tests/device/test_cpu_device.py::test_close_leaves_a_hanging_thread_behind_and_says_so" \

@@ -27,9 +27,9 @@ from gapless.base.config import EngineConfig
 from gapless.base.records import Request
 from gapless.device import Stream
 from gapless.engine.core import EngineCore, build_core
-from gapless.memory.copies import PageCopy
-from gapless.memory.host import MoveBatch, PageMove
-from gapless.step.transfers import MOST_BATCH, TransferWay
+from gapless.offload.copies import PageCopy
+from gapless.offload.host import MoveBatch, PageMove
+from gapless.offload.transfers import MOST_BATCH, TransferWay
 
 SIZE = 16
 PAGES = MOST_BATCH // 4

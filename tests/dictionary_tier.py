@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.offload.tiers.seam import Found, JobEnd, TierPage, TierSetup
 
 
 class DictionaryTier:

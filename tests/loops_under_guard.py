@@ -16,8 +16,8 @@ from gapless.base.params import Lane
 from gapless.guard.race import RaceChecker, no_race
 from gapless.kernels.tables import Adjustments
 from gapless.loop.loop import Loop
+from gapless.offload.transfers import Transfers
 from gapless.step.executor import Executor
-from gapless.step.transfers import Transfers
 
 
 class _Cached(dict[int, None]):

@@ -9,10 +9,10 @@ from peer_rig import KEY
 from tier_rig import content, has, loaded, setup_of
 
 from gapless.base.peers import PeerAddress
-from gapless.tiers.copying import Copies
-from gapless.tiers.link import PeerCaller, PeerLink
-from gapless.tiers.peer import PeerTier
-from gapless.tiers.shelf import Shelf
+from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.link import PeerCaller, PeerLink
+from gapless.offload.tiers.peer import PeerTier
+from gapless.offload.tiers.shelf import Shelf
 
 PAGES = 8
 """Pages that the giver has, of which a load takes four"""

@@ -14,11 +14,11 @@ from waiting import until
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
-from gapless.tiers import frames
-from gapless.tiers.frames import FrameKind, FrameSocket, PeerError, admit, greet, keys_in
-from gapless.tiers.peer import PeerTier, open_peer_tier
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
-from gapless.tiers.shelf import ShelfPage
+from gapless.offload.tiers import frames
+from gapless.offload.tiers.frames import FrameKind, FrameSocket, PeerError, admit, greet, keys_in
+from gapless.offload.tiers.peer import PeerTier, open_peer_tier
+from gapless.offload.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.offload.tiers.shelf import ShelfPage
 
 KEY = b"a key of the tests, long enough"
 

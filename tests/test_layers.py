@@ -21,7 +21,7 @@ from house import PACKAGE, count_lines, function_sizes
 pytestmark = pytest.mark.house
 ROOT = Path(__file__).resolve().parent.parent
 
-CORE = {"base", "guard", "device", "kernels", "model", "tiers", "memory", "step", "plan", "loop"}
+CORE = {"base", "guard", "device", "kernels", "model", "pace", "memory", "offload", "step", "plan", "loop"}
 BELOW_ENGINE = (CORE - {"guard"}) | {"text", "grammar", "demo", "hub"}
 # room -> rooms it may import. "model.config" means that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -30,11 +30,12 @@ ALLOWED: dict[str, set[str]] = {
     "device": {"base"},
     "kernels": {"base", "device"},
     "model": {"base", "kernels", "demo"},
-    "tiers": {"base"},
-    "memory": {"base", "tiers"},
-    "step": {"base", "device", "kernels", "memory", "model"},
-    "plan": {"base", "memory"},
-    "loop": {"base", "device", "kernels", "model", "memory", "plan", "step"},
+    "pace": {"base"},
+    "memory": {"base"},
+    "offload": {"base", "device", "kernels", "memory", "model", "pace"},
+    "step": {"base", "device", "kernels", "memory", "model", "pace"},
+    "plan": {"base", "memory", "offload"},
+    "loop": {"base", "device", "kernels", "model", "memory", "offload", "pace", "plan", "step"},
     "text": {"base"},
     "grammar": {"base", "text"},
     "demo": {"base"},
@@ -48,12 +49,16 @@ ALLOWED: dict[str, set[str]] = {
 }
 # file -> rooms that it alone may import. Guard stands alone: one file connects devices with it, and one watches steps.
 EXTRA_ROOMS = {"engine/checkers.py": {"guard"}, "testing/guarded.py": {"guard"}}
-NO_TORCH = {"base", "tiers", "memory", "plan"}
+NO_TORCH = {"base", "pace", "memory", "offload", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
 EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
-EXTRA_LIBRARIES |= {"tiers/lmcache_wire.py": {"msgspec", "zmq"}, "tiers/mooncake.py": {"mooncake"}}
-EXTRA_LIBRARIES |= {"tiers/nixl.py": {"nixl"}, "tiers/redis_links.py": {"redis"}}
+EXTRA_LIBRARIES |= {"offload/tiers/lmcache_wire.py": {"msgspec", "zmq"}, "offload/tiers/mooncake.py": {"mooncake"}}
+EXTRA_LIBRARIES |= {
+    "offload/transfers.py": {"torch"},
+    "offload/tiers/nixl.py": {"nixl"},
+    "offload/tiers/redis_links.py": {"redis"},
+}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100

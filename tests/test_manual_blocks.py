@@ -113,7 +113,7 @@ def missing(code: str) -> str | None:
 
 @pytest.mark.parametrize("page", ["README.md", *pages_with("python")])
 def test_python_of_a_page_prints_the_text_below_it(page, address, capsys, monkeypatch):
-    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**11)  # a busy machine would be late, and compute a page
+    monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**11)  # a busy machine would be late, and compute a page
     skipped = set()
     for block in blocks(ROOT / page):
         if block.kind != "python":

@@ -14,8 +14,8 @@ from redis import Redis
 from tier_kinds import TierHome
 from tier_servers import mooncake_client
 
-from gapless.tiers import mooncake, redis
-from gapless.tiers.sealed import HEAD_BYTES
+from gapless.offload.tiers import mooncake, redis
+from gapless.offload.tiers.sealed import HEAD_BYTES
 
 MAGIC = b"gaplesK1"
 """What each sealed head begins with"""

@@ -14,12 +14,12 @@ from peer_rig import PeerPair
 from tier_rig import key, setup_of
 from tier_servers import Server, empty, lmcache_server, mooncake_server, needs, redis_server
 
-from gapless.tiers.disk import DiskTier
-from gapless.tiers.lmcache import LMCacheTier
-from gapless.tiers.mooncake import MooncakeTier
-from gapless.tiers.nixl import NixlTier
-from gapless.tiers.redis import RedisTier
-from gapless.tiers.seam import Namespace, TierSetup
+from gapless.offload.tiers.disk import DiskTier
+from gapless.offload.tiers.lmcache import LMCacheTier
+from gapless.offload.tiers.mooncake import MooncakeTier
+from gapless.offload.tiers.nixl import NixlTier
+from gapless.offload.tiers.redis import RedisTier
+from gapless.offload.tiers.seam import Namespace, TierSetup
 
 NUMBERS = range(12)
 """The pages that tests of the interface store and load"""

@@ -18,7 +18,7 @@ import pytest
 from tier_kinds import KINDS, NUMBERS, OpenTier, TierServers
 from tier_rig import SLOTS, checksum, content, has, key, page, slot_of
 
-from gapless.tiers.seam import JobEnd, Namespace
+from gapless.offload.tiers.seam import JobEnd, Namespace
 
 END_SECONDS = 60.0
 """How long the jobs of a sound tier may take to end"""

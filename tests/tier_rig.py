@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 from waiting import until
 
-from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, TierSetup, key_of
+from gapless.offload.tiers.seam import Found, JobEnd, Namespace, TierPage, TierSetup, key_of
 
 SLOT = 4096
 SLOTS = 16

@@ -20,7 +20,7 @@ import redis
 from fake_resp import free_port
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.plugins import factory_of
+from gapless.offload.tiers.plugins import factory_of
 
 LMCACHE = "from lmcache.cli.main import main; main()"
 MOONCAKE_LEASE_MS = 100

@@ -13,11 +13,11 @@ import pytest
 
 from gapless.base.shared import PeerMemory
 from gapless.guard.race_checker import RaceChecker
-from gapless.step.transfers import Transfers
-from gapless.tiers.link import PeerLink
-from gapless.tiers.seam import TierPage
-from gapless.tiers.shelf import Shelf, ShelfPage
-from gapless.tiers.worker import TierWorker
+from gapless.offload.tiers.link import PeerLink
+from gapless.offload.tiers.seam import TierPage
+from gapless.offload.tiers.shelf import Shelf, ShelfPage
+from gapless.offload.tiers.worker import TierWorker
+from gapless.offload.transfers import Transfers
 
 
 class FreeList(list[int]):

@@ -16,7 +16,7 @@ def inspect(argv: Sequence[str]) -> int:
     command.add_argument("DIRECTORY", type=Path)
     command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     options = command.read(argv).options
-    from gapless.tiers.disk import describe
+    from gapless.offload.tiers.disk import describe
 
     facts = describe(options.DIRECTORY)
     if options.json:

@@ -183,7 +183,7 @@ class Stats(NamedTuple):
     """Requests with an already compiled grammar."""
     grammars_refused: int = 0
     """Requests refused because their grammar is unsupported, or took too long."""
-    # memory.copies.HostCounts documents the other counts of the host tier.
+    # offload.copies.HostCounts documents the other counts of the host tier.
     tier_read_bytes: int = 0
     tier_read_ns: int = 0
     """Total time of transfers to the device, concurrent or not."""
@@ -200,7 +200,7 @@ class Stats(NamedTuple):
     tier_dropped_full: int = 0
     tier_dropped_gone: int = 0
     tier_dropped_failed: int = 0
-    # memory.below.LowerCounts documents the counts of the tiers below.
+    # offload.below.LowerCounts documents the counts of the tiers below.
     lower_hits: tuple[int, ...] = ()
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()

@@ -11,15 +11,15 @@ from gapless.base.host import memory
 from gapless.base.peers import with_key
 from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
-from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
-from gapless.tiers.link import Adopt
-from gapless.tiers.peer import SHELF_BYTES, PeerWorker, open_peer_tier
-from gapless.tiers.plugins import factory_of
-from gapless.tiers.seam import Namespace, TierSetup
-from gapless.tiers.worker import TierWorker
+from gapless.offload.below import LowerTiers
+from gapless.offload.tiers.link import Adopt
+from gapless.offload.tiers.peer import SHELF_BYTES, PeerWorker, open_peer_tier
+from gapless.offload.tiers.plugins import factory_of
+from gapless.offload.tiers.seam import Namespace, TierSetup
+from gapless.offload.tiers.worker import TierWorker
 
 PAGE_FORMAT = 2
 """Version of the pages' bytes and checksums in a host tier"""

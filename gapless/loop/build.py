@@ -12,12 +12,8 @@ from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.loop.chunk_limit import ChunkLimit
-from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
-from gapless.memory.gate import LoadGate
-from gapless.memory.host import LATE_NS, LEAST_TOKENS, HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -25,6 +21,11 @@ from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import Slots
 from gapless.model.seam import Model
+from gapless.offload.host import LATE_NS, LEAST_TOKENS, HostTier
+from gapless.offload.transfers import Transfers, slot_bytes
+from gapless.pace.chunk_limit import ChunkLimit
+from gapless.pace.depth import Depth
+from gapless.pace.load_gate import LoadGate
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
@@ -37,7 +38,6 @@ from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
-from gapless.step.transfers import Transfers, slot_bytes
 
 AHEAD = 16
 """Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""

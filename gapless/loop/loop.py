@@ -15,8 +15,6 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
-from gapless.loop.chunk_limit import ChunkLimit
-from gapless.loop.depth import Depth
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.settle import Lines, of_decode_rows, settle, with_failures
@@ -25,6 +23,9 @@ from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
+from gapless.offload.transfers import Transfers
+from gapless.pace.chunk_limit import ChunkLimit
+from gapless.pace.depth import Depth
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
 from gapless.plan.sequence import Sequence
@@ -32,7 +33,6 @@ from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 from gapless.step.speculation import Verify, most_drafts
-from gapless.step.transfers import Transfers
 from gapless.step.wishes import wish_words
 
 log = logging.getLogger("gapless.loop")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.chunk_limit import OverrunCause
 from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
+from gapless.offload.transfers import Transfers
+from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
-from gapless.step.transfers import Transfers
 
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""

@@ -25,7 +25,7 @@ DIGESTS = "digests"
 YOUNG_NS = 2_000_000_000
 """The digest of a file that changed less than this before is not cached: it may change again with the same times."""
 
-log = logging.getLogger("gapless.tiers")
+log = logging.getLogger("gapless.offload.tiers")
 read_before: dict[str, str] = {}
 """Digests by a file's facts: a start looks twice at its weights"""
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from gapless.base.errors import RequestError
 from gapless.base.records import PageWrite, Request
-from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
-from gapless.memory.search import LoadTicket, Search
+from gapless.offload.host import HostTier
+from gapless.offload.search import LoadTicket, Search
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 

@@ -9,7 +9,7 @@ from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer
 from gapless.memory.index import Gaps
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixChain
-from gapless.memory.search import LoadTicket, Search
+from gapless.offload.search import LoadTicket, Search
 
 
 class State(Enum):

@@ -8,7 +8,7 @@ from pathlib import Path
 from tier_rig import SLOT, setup_of, stored
 
 from gapless.cli.main import main
-from gapless.tiers.disk import LOG, DiskTier
+from gapless.offload.tiers.disk import LOG, DiskTier
 
 
 def fill(directory: Path) -> None:

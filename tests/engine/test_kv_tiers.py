@@ -18,7 +18,7 @@ from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.engine.core import build_core
-from gapless.tiers.disk import DISK_BLOCK, LOG, RECORD_BYTES, describe
+from gapless.offload.tiers.disk import DISK_BLOCK, LOG, RECORD_BYTES, describe
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. "
 OPTIONS = {"device": "cpu", "max_model_len": 512, "num_gpu_blocks_override": 40}
@@ -36,8 +36,8 @@ def answers(llm, prompts):
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch):
     """Tiers are waited for, and loads pay, however busy the machine is."""
-    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
-    monkeypatch.setattr("gapless.memory.gate.LoadGate.pays", lambda *_: True)
+    monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)
+    monkeypatch.setattr("gapless.pace.load_gate.LoadGate.pays", lambda *_: True)
 
 
 @pytest.fixture(scope="module")

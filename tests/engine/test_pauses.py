@@ -107,7 +107,7 @@ async def test_a_pause_that_aborts_ends_all_requests_and_holds_the_next_core_too
 
 @pytest.mark.seeds
 async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run(wanted, monkeypatch):
-    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
+    monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)
     seen = []
     engine = engine_of(kv_tiers=["host:64MiB"])
     engine.llm.send_page_events(seen.extend)

@@ -76,7 +76,7 @@ def test_every_layout_of_weights_is_filled_as_at_a_start(other, options):
 
 @pytest.mark.seeds
 def test_no_tier_gives_a_page_of_the_old_weights(other, wanted, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
+    monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)
     tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
     with LLM("demo", **{**OPTIONS, "num_gpu_blocks_override": 40}, kv_tiers=tiers) as llm:
         answer(llm)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(diff|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PATIENT = "import gapless.memory.host\ngapless.memory.host.LOOKUP_NS = 10**11\n"
+PATIENT = "import gapless.offload.host\ngapless.offload.host.LOOKUP_NS = 10**11\n"
 """A busy machine answers a tier's question late, and that page would be computed."""
 PLAIN = "from gapless.kernels import native\nnative.load = lambda: None\n"
 """Without the C++ kernels"""

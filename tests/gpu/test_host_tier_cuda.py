@@ -8,7 +8,7 @@ import torch
 from gapless import LLM, SamplingParams
 from gapless.base.shared import SharedMemory, mapped
 from gapless.device import CudaDevice
-from gapless.memory.gate import LoadGate
+from gapless.pace.load_gate import LoadGate
 
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
@@ -20,7 +20,7 @@ def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
 
 def test_memory_of_a_peer_is_read_by_kernels_where_it_is() -> None:
     from gapless.kernels import all_triton
-    from gapless.step.transfers import writable
+    from gapless.offload.transfers import writable
 
     memory = SharedMemory(6 * 3 << 12)
     pages = torch.randint(-(2**31), 2**31, (6, 3 << 10), dtype=torch.int32)

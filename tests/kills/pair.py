@@ -14,7 +14,7 @@ from kills.clients import Clients, Outage
 from kills.holdings import PINNED, alive, busy_series, children, settled, words_of
 from served import Server
 
-from gapless.tiers.shelf import UNASKED_SECONDS
+from gapless.offload.tiers.shelf import UNASKED_SECONDS
 
 FLAGS = (
     *("demo", "--pd", "1p1d", "--enable-prompt-tokens-details", "--batch-invariant", "--max-num-seqs", "8"),

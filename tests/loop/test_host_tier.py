@@ -16,10 +16,10 @@ from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
-from gapless.memory.below import LowerTiers
-from gapless.memory.host import BATCH_PAGES
 from gapless.memory.pages import PageListener
-from gapless.step.transfers import AT_REST, MOST_BATCH
+from gapless.offload.below import LowerTiers
+from gapless.offload.host import BATCH_PAGES
+from gapless.offload.transfers import AT_REST, MOST_BATCH
 from gapless.testing.adversary import Adversary
 from gapless.testing.sim import SimDevice
 

@@ -29,10 +29,10 @@ from gapless.base.records import Cause, Flag
 from gapless.device import CpuDevice, cpu_native
 from gapless.device.cpu import CpuFence
 from gapless.loop.build import Sizes, build_loop
-from gapless.loop.depth import Depth
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
+from gapless.pace.depth import Depth
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimBell, SimDevice, SimFence

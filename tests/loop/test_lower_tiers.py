@@ -19,16 +19,16 @@ from tier_kinds import TierHome
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
 from gapless.loop.loop import NEWS_SECONDS
-from gapless.memory.below import JOB_PAGES, LowerTiers
-from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
-from gapless.memory.gate import HOST_SOURCE, LoadGate
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
+from gapless.offload.below import JOB_PAGES, LowerTiers
+from gapless.offload.copies import GroupCopies, HostCounts, PageCopy
+from gapless.offload.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, DiskTier
+from gapless.offload.tiers.lmcache import LMCacheTier
+from gapless.offload.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
+from gapless.offload.tiers.worker import TierWorker
+from gapless.pace.load_gate import HOST_SOURCE, LoadGate
 from gapless.testing.sim import SimDevice
-from gapless.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, DiskTier
-from gapless.tiers.lmcache import LMCacheTier
-from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
-from gapless.tiers.worker import TierWorker
 
 pytestmark = pytest.mark.no_race
 
@@ -303,7 +303,7 @@ def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
 
 @pytest.mark.process
 def test_a_store_is_dropped_and_counted_when_its_tier_is_too_slow(engine, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.BRAKE_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.offload.below.BRAKE_SECONDS", 0.05)
 
     class Slow(DictionaryTier):
         def store(self, job, pages):

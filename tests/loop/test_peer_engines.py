@@ -20,12 +20,12 @@ from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
-from gapless.memory.host import HostTier
+from gapless.offload.host import HostTier
+from gapless.offload.tiers.frames import PeerError
+from gapless.offload.tiers.peer import PeerWorker, open_peer_tier
+from gapless.offload.tiers.seam import Found, Namespace, TierSetup, key_of
 from gapless.plan.room import Room
 from gapless.testing.sim import SimDevice
-from gapless.tiers.frames import PeerError
-from gapless.tiers.peer import PeerWorker, open_peer_tier
-from gapless.tiers.seam import Found, Namespace, TierSetup, key_of
 
 pytestmark = pytest.mark.no_race
 
@@ -168,17 +168,17 @@ def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
 
 
 def test_a_page_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.peer.LOOKUP_SECONDS", 60.0)  # how often it looks otherwise
+    monkeypatch.setattr("gapless.offload.tiers.peer.LOOKUP_SECONDS", 60.0)  # how often it looks otherwise
     prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock")
     prefiller.prefill(prompts()[0], "R")
-    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**12)  # an answer is seen before it is late
+    monkeypatch.setattr("gapless.offload.below.CLAIM_NS", 10**12)  # an answer is seen before it is late
     decoder.ask(prompts()[0], claim="R")
     assert decoder.counts.loaded == 9
 
 
 @pytest.mark.unguarded
 def test_lent_memory_is_unmapped_when_its_peer_has_gone(pair, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.offload.tiers.link.PEER_LOOK_SECONDS", 0.05)
     prefiller, decoder = pair
     gc.disable()
     try:
@@ -208,7 +208,7 @@ def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeyp
 
 @pytest.mark.process
 def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 0)
+    monkeypatch.setattr("gapless.offload.below.LEASE_NS", 0)
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
     all_but_one(prefiller, "S")
@@ -222,9 +222,9 @@ def test_a_lent_page_goes_back_in_time_and_is_computed(pair, monkeypatch):
 
 @pytest.mark.process
 def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 10**15)
-    monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 10**6)
-    monkeypatch.setattr("gapless.tiers.giving.LONGEST_LEASE_SECONDS", 10**6)
+    monkeypatch.setattr("gapless.offload.below.LEASE_NS", 10**15)
+    monkeypatch.setattr("gapless.offload.tiers.giving.LEASE_SECONDS", 10**6)
+    monkeypatch.setattr("gapless.offload.tiers.giving.LONGEST_LEASE_SECONDS", 10**6)
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
     all_but_one(prefiller, "S")
@@ -240,7 +240,7 @@ def test_a_request_gives_back_lent_pages_when_it_goes(pair, monkeypatch):
 
 @pytest.mark.process
 def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 200_000_000)
+    monkeypatch.setattr("gapless.offload.below.LEASE_NS", 200_000_000)
     prefiller, decoder = pair
     all_but_one(prefiller, "S")
     host = decoder.loop.transfers.host
@@ -282,7 +282,7 @@ def test_a_page_is_computed_when_it_changes_while_it_is_lent(side, tmp_path):
 
 @pytest.mark.unguarded
 def test_places_that_serve_other_pages_while_the_device_reads_them_are_noticed_and_computed(pair, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 0.05)  # and the decoder renews later
+    monkeypatch.setattr("gapless.offload.tiers.giving.LEASE_SECONDS", 0.05)  # and the decoder renews later
     prefiller, decoder = pair
     prefiller.prefill(prompts()[0], "R")
     shelf, host, reused = prefiller.tier.shelf, decoder.loop.transfers.host, list[int]()
@@ -330,7 +330,7 @@ def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
 
 @pytest.mark.parametrize("seed", sharpest([1, 2]))
 def test_simulated_devices_give_each_other_pages_too(seed, side, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them
+    monkeypatch.setattr("gapless.offload.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path, sim=seed), side(peer=path, sim=seed + 2)
     for prompt in prompts(3):
@@ -370,19 +370,19 @@ def test_both_sides_may_have_the_request_at_once(first, pair):
 
 def test_a_request_that_was_aborted_or_never_came_is_waited_for_no_longer(pair, monkeypatch):
     prefiller, decoder = pair
-    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**12)
-    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 10**3)
+    monkeypatch.setattr("gapless.offload.below.CLAIM_NS", 10**12)
+    monkeypatch.setattr("gapless.offload.tiers.shelf.UNKNOWN_SECONDS", 10**3)
     prefiller.ask(prompts()[0], offer="R", aborts_after=0)
     decoder.ask(prompts()[1], claim="R")  # it has ended, else this would take a quarter of an hour
-    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 0.5)
+    monkeypatch.setattr("gapless.offload.tiers.shelf.UNKNOWN_SECONDS", 0.5)
     assert decoder.ask(prompts()[2], claim="never") > 0.4
-    monkeypatch.setattr("gapless.tiers.shelf.UNKNOWN_SECONDS", 10**3)
+    monkeypatch.setattr("gapless.offload.tiers.shelf.UNKNOWN_SECONDS", 10**3)
     decoder.ask(prompts()[3], claim="never")  # that it did not come is remembered
     assert not decoder.counts.loaded and not decoder.counts.late
 
 
 def test_a_request_that_hangs_at_the_prefiller_is_computed_at_the_deadline(pair, monkeypatch):
-    monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 300_000_000)
+    monkeypatch.setattr("gapless.offload.below.CLAIM_NS", 300_000_000)
     prefiller, decoder = pair
     prefiller.tier.shelf.begin("R")
     assert decoder.ask(prompts()[0], claim="R") > 0.2

@@ -8,7 +8,7 @@ import pytest
 from sharpest import sharpest
 from waves import MS, Machine, mixed, plain, play
 
-from gapless.loop.chunk_limit import ChunkLimit
+from gapless.pace.chunk_limit import ChunkLimit
 
 MACHINES = {
     "0.6B, two cores": Machine(55, 2.0, 15, 1.1),

@@ -10,10 +10,10 @@ from mutation.sites_of_pages import load_without_pin, store_without_pin
 from mutation.tools import Site, replaced
 from simulation.scenario import Scenario
 
-from gapless.memory.copies import GroupCopies, PageCopy
-from gapless.memory.host import HostTier
 from gapless.memory.pages import PageListener, PagePool
-from gapless.step.transfers import MOST_AT_REST, TransferWay
+from gapless.offload.copies import GroupCopies, PageCopy
+from gapless.offload.host import HostTier
+from gapless.offload.transfers import MOST_AT_REST, TransferWay
 
 
 def stored_before_observed() -> AbstractContextManager[None]:

@@ -9,9 +9,9 @@ from typing import Any
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
-from gapless.memory.below import LowerTiers
-from gapless.memory.copies import GroupCopies
 from gapless.memory.index import PrefixIndex
+from gapless.offload.below import LowerTiers
+from gapless.offload.copies import GroupCopies
 
 
 def names_stay() -> AbstractContextManager[None]:

@@ -15,14 +15,14 @@ from simulation.scenario import PAIRS, Scenario
 from simulation.wire import WrongShelf
 
 from gapless.base.shared import PeerMemory
-from gapless.memory.below import LowerTiers
-from gapless.memory.host import HostTier
-from gapless.memory.search import Search
-from gapless.tiers.frames import FrameKind, FrameSocket
-from gapless.tiers.giving import PeerSession
-from gapless.tiers.peer import PeerWorker
-from gapless.tiers.seam import JobEnd, TierRelease
-from gapless.tiers.shelf import Shelf, ShelfPage
+from gapless.offload.below import LowerTiers
+from gapless.offload.host import HostTier
+from gapless.offload.search import Search
+from gapless.offload.tiers.frames import FrameKind, FrameSocket
+from gapless.offload.tiers.giving import PeerSession
+from gapless.offload.tiers.peer import PeerWorker
+from gapless.offload.tiers.seam import JobEnd, TierRelease
+from gapless.offload.tiers.shelf import Shelf, ShelfPage
 
 NEVER = 10**30
 """A time that does not come, ns"""
@@ -97,7 +97,7 @@ def lent_for_ever() -> AbstractContextManager[None]:
 
 def kept_for_ever() -> AbstractContextManager[None]:
     """A page is kept for peers until another needs its room."""
-    return patch("gapless.tiers.shelf.UNASKED_SECONDS", float("inf"))
+    return patch("gapless.offload.tiers.shelf.UNASKED_SECONDS", float("inf"))
 
 
 def borrowed_for_ever() -> AbstractContextManager[None]:

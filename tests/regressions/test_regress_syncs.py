@@ -18,7 +18,7 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.engine.process_backend import ProcessBackend
 from gapless.loop.build import Sizes
-from gapless.loop.depth import Depth
+from gapless.pace.depth import Depth
 from gapless.step.launcher import Launcher
 from gapless.testing.sim import SimDevice, SimFence
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gapless.memory.copies import PageCopy
-from gapless.memory.host import HostTier, MoveBatch
-from gapless.step.transfers import Transfers
+from gapless.offload.copies import PageCopy
+from gapless.offload.host import HostTier, MoveBatch
+from gapless.offload.transfers import Transfers
 
 
 class TierAudit:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gapless.base.records import KVTransfer
-from gapless.tiers.seam import JobEnd, TierAnswer, TierPage
+from gapless.offload.tiers.seam import JobEnd, TierAnswer, TierPage
 
 Kept = dict[bytes, tuple[bytes, int]]
 """Bytes and checksum of each page, by key"""

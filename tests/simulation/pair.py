@@ -14,9 +14,9 @@ from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
-from gapless.memory.below import LOOKUP_NS
-from gapless.step.transfers import Transfers
-from gapless.tiers.seam import key_of
+from gapless.offload.below import LOOKUP_NS
+from gapless.offload.tiers.seam import key_of
+from gapless.offload.transfers import Transfers
 
 Prepare = Callable[[Loop], None]
 

@@ -17,15 +17,15 @@ from simulation.scenario import PEER
 from gapless.base.peers import PeerAddress
 from gapless.base.shared import Bytes, SharedMemory
 from gapless.loop.loop import Loop
-from gapless.memory.below import LEASE_NS
+from gapless.offload.below import LEASE_NS
+from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.frames import FRAME_SECONDS, KEY_BYTES, LEASE, FrameKind, FrameSocket, keys_in
+from gapless.offload.tiers.giving import LEASE_SECONDS, PeerSession
+from gapless.offload.tiers.link import PeerCaller, PeerLink
+from gapless.offload.tiers.peer import PeerTier, PeerWorker
+from gapless.offload.tiers.seam import Namespace
+from gapless.offload.tiers.shelf import UNASKED_SECONDS, Shelf, ShelfPage
 from gapless.testing.sim import SimDevice
-from gapless.tiers.copying import Copies
-from gapless.tiers.frames import FRAME_SECONDS, KEY_BYTES, LEASE, FrameKind, FrameSocket, keys_in
-from gapless.tiers.giving import LEASE_SECONDS, PeerSession
-from gapless.tiers.link import PeerCaller, PeerLink
-from gapless.tiers.peer import PeerTier, PeerWorker
-from gapless.tiers.seam import Namespace
-from gapless.tiers.shelf import UNASKED_SECONDS, Shelf, ShelfPage
 
 T = TypeVar("T")
 BACK_OFF = 0.1

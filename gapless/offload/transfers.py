@@ -1,0 +1,360 @@
+"""Moves pages between the device and their copies in host memory, while steps run.
+
+Each direction has its own stream. A transfer is one operation for any number of pages, so that starting it costs the
+loop little time. No step waits for one: a store reads pages of steps that the host has observed, tokens included, and a
+load writes pages that no step in flight can reach, so the host's own order suffices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gapless.base import observe
+from gapless.base.bell import Bell
+from gapless.base.errors import DeviceError
+from gapless.base.records import Int64s
+from gapless.base.shared import Bytes, PeerMemory, SharedMemory
+from gapless.device import Device, Fence, Stream
+from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
+from gapless.kernels import pages as reference
+from gapless.memory.pages import NULL_PAGE
+from gapless.model.seam import KVCache
+from gapless.offload.copies import HostCounts, Lease, PageCopy
+from gapless.offload.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
+from gapless.pace.load_gate import HOST_SOURCE
+
+log = logging.getLogger("gapless.offload.tiers")
+
+MOST_BATCH = 256
+"""Most pages of one transfer"""
+MOST_AT_REST = 2
+"""Most running transfers of one direction while no row runs; one store if no peer takes pages, since pages that wait
+for their store cannot be given away."""
+AT_REST = 64
+"""Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
+HOST_SHARE = 0.1
+"""Largest share of the loop's time between two looks for transfers of both directions"""
+ONE_STRETCH_NS = 1_000_000
+"""Two transfers closer than this are shown as one."""
+
+PageMemory = list[Tensor]
+"""One tensor a page group, [pages or slots, words]: pages as words of 4 bytes, or the largest that fit."""
+
+CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Parts = list[tuple[Tensor, Tensor, Tensor]]
+"""Source, destination and places, for each page group of a transfer"""
+
+
+def slot_bytes(cache: KVCache) -> int:
+    """Return the bytes of one host slot of every page group: whole pages of the operating system."""
+    return sum(_stride(memory) for memory in (cache.data, *cache.others))
+
+
+class Transfers:
+    """The host tier's memory, and the running transfers. `poll` never waits."""
+
+    def __init__(
+        self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages, shares: bool = False
+    ) -> None:
+        """`copy_pages` is the kernels'. `shares`: peers may map the host's memory."""
+        self.host = host
+        self.adopt = device.adopt
+        """Registers a peer's memory for transfers"""
+        self._device = device
+        every = (cache.data, *cache.others)
+        pages = [_words(memory.flatten(1)) for memory in every]
+        self.slots: PageMemory = []
+        """The host's memory"""
+        self.memory: list[memoryview] = []
+        """The host's memory as bytes, a buffer a group: consecutive slots of whole pages of the operating system"""
+        sizes = [(group.size, _stride(memory)) for group, memory in zip(host.groups, every, strict=True)]
+        starts, nbytes = _starts(sizes)
+        self.shared = SharedMemory(nbytes) if shares else None
+        arena = device.host_memory(nbytes, None if self.shared is None else torch.from_numpy(self.shared.data))
+        for (size, stride), start, memory in zip(sizes, starts, every, strict=True):
+            raw = arena[start : start + size * stride].view(size, stride)
+            self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
+            self.memory.append(host_bytes(raw))
+        self.bulk_out = TransferWay(device, device.bulk_out, True, copy_pages, pages, self.slots)
+        self.bulk_in = TransferWay(device, device.bulk_in, False, copy_pages, pages, self.slots)
+        self._polled_at = device.clock()
+        self.page_ns = 0.0
+        """Time of the loop's thread for each page, in the latest look that started transfers"""
+        observe.built(self)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a transfer is running or due, or a tier has news."""
+        news = bool(self.host.below.lines) and self.host.below.has_news
+        return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
+
+    def poll(self) -> bool:
+        """Take in ended transfers, and begin the next of each direction. Returns the result of `take`."""
+        before, self._polled_at = self._polled_at, self._device.clock()
+        came, begun, passed = self.take(), 0, self._polled_at - before
+        loads = 1 if self.host.running else MOST_AT_REST
+        stores = loads if self.host.below.gives else 1
+        ways = (
+            (self.bulk_in, self.host.next_load, loads, AT_REST),
+            (self.bulk_out, self.host.next_store, stores, AT_REST // stores),
+        )
+        for way, following, count, rest in ways:
+            since = self._device.clock()
+            while len(way.underway) < count and (batch := following(self.most(passed, begun, rest))) is not None:
+                begun += way.begin(batch, since)
+                if way is self.bulk_in or self.host.below.gives:
+                    way.stream.ring(self._device.bell)  # a request, or a peer, waits for it
+                since = self._device.clock()
+        if begun:
+            self.page_ns = (self._device.clock() - self._polled_at) / begun
+        return came
+
+    def most(self, passed: int, begun: int = 0, rest: int = AT_REST) -> int:
+        """Return the most pages of a transfer, `passed` ns after the last look, which has already `begun` others;
+        `rest` while no row runs. With running rows a look follows each step or load: long steps allow more pages, and
+        short ones still a few, so that neither direction stops."""
+        if not self.page_ns:
+            return BATCH_PAGES
+        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else rest
+        return max(BATCH_PAGES, min(MOST_BATCH, pages))
+
+    def take(self) -> bool:
+        """Take in ended transfers, and news from tiers below. Returns whether there was any, so that waiting requests
+        may be planned."""
+        loaded, stored = self.bulk_in.ended(), self.bulk_out.ended()
+        if loaded is not None:
+            seen_at = self._device.clock()
+            self.host.loaded(*loaded)
+            took = self.bulk_in.took_ns + self._device.clock() - seen_at  # the loop's own time is part of it
+            self.host.gate.moved(HOST_SOURCE, len(loaded[0].moves), took)
+        if stored is not None:
+            self.host.stored(*stored)
+        came = bool(self.host.below.lines) and self.host.below.poll()
+        return came or loaded is not None or stored is not None
+
+    def stretches(self) -> tuple[int, int, int, int]:
+        """Return the stretch (from, until) of moves to the device, and then from it, since the last call; zeros for
+        none."""
+        return *self.bulk_in.stretch(), *self.bulk_out.stretch()
+
+    def totals(self) -> dict[str, Any]:
+        """Return moved and moving amounts, by the names of engine.seam.Stats."""
+        ways = {"read": self.bulk_in, "written": self.bulk_out}
+        moved = {f"tier_{name}_{unit}": getattr(way, unit) for name, way in ways.items() for unit in ("bytes", "ns")}
+        moving = {"tier_loading": self.bulk_in.moving, "tier_storing": self.bulk_out.moving}
+        return {**self.host.totals(), **moved, **moving}
+
+    def slot(self, group: int, slot: int) -> memoryview:
+        """Return the bytes of a slot."""
+        memory, stride = self.memory[group], self.stride(group)
+        return memory[slot * stride : (slot + 1) * stride]
+
+    def stride(self, group: int) -> int:
+        """Return the bytes of one slot of a group."""
+        return len(self.memory[group]) // self.host.groups[group].size
+
+    def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
+        """Begin new transfers, and wait for one or the bell, at most `seconds` for a tier below; return whether
+        anything ended or was waited for. Called by the loop's observe alone."""
+        if self.wait(bell):
+            return True
+        patience = self.host.below.patience()
+        if patience is not None:
+            bell.wait(min(seconds, patience))
+        return patience is not None
+
+    def warm_up(self) -> None:
+        """Move null pages there and back, and wait, to load kernels and buffers. The gate starts with their times;
+        counts of warm-up requests are reset."""
+        moves = [
+            PageMove(number, NULL_PAGE, PageCopy(group, b"", slot % group.size))
+            for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
+        ]  # fmt: skip
+        vars(self.host.counts).update(vars(HostCounts()))
+        self.host.gate = self.host.gate.fresh()
+        null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups
+        for way in (self.bulk_out, self.bulk_in, self.bulk_in):
+            way.begin(null, self._device.clock())
+            self._device.drain()
+            if (ended := way.ended()) is None or None in ended[1]:
+                raise DeviceError("no page can be moved between the device and the host: see the log line before")
+            if way is self.bulk_in:
+                self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
+            way.bytes = way.ns = 0
+            way.stretch()
+
+    def wait(self, bell: Bell) -> bool:
+        """Begin the next transfers, and wait for a running one, a load first, or the bell; return whether anything
+        ended or was waited for. Called by the loop's observe alone."""
+        if self.poll():
+            return True
+        for way in (self.bulk_in, self.bulk_out):
+            if way.underway:
+                way.underway[0].fence.wait(bell)
+                return True
+        return False
+
+
+class RunningTransfer(NamedTuple):
+    """A running transfer."""
+
+    batch: MoveBatch
+    fence: Fence
+    slot: int
+    """Index of its memory for places and checksums"""
+    since: int
+    """Start of its preparation, ns of the device's clock; `began` is its start on the device"""
+    began: int
+    errors: list[Exception]
+    """Errors raised by its program"""
+
+
+class TransferWay:
+    """One direction: from the device if it `stores`, else to the device."""
+
+    def __init__(
+        self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: PageMemory, slots: PageMemory
+    ) -> None:
+        self._device, self.stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
+        self._src, self._dst = (pages, slots) if stores else (slots, pages)
+        self._page_bytes = [memory[0].nbytes for memory in pages]
+        self._peers: WeakKeyDictionary[PeerMemory, PageMemory] = WeakKeyDictionary()
+        """Memory of peers that lend pages"""
+        self.sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        """Checksums of the running transfer, one a direction"""
+        self.arrived = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
+        """Checksums on the host"""
+        self.places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
+        """Pages and slots of the running transfers, int32 [2, count] group by group"""
+        self.underway: deque[RunningTransfer] = deque()
+        self._begun = 0
+        self.bytes = self.ns = self.took_ns = 0
+        """Bytes and time of all transfers, and time of the latest with its preparation"""
+        self._ended = self._from = self._until = 0
+
+    @property
+    def moving(self) -> int:
+        """Pages of running transfers"""
+        return sum([len(one.batch.moves) for one in self.underway])
+
+    def stretch(self) -> tuple[int, int]:
+        """Return start and end of the latest transfers ended since the last call."""
+        found, self._from, self._until = (self._from, self._until), 0, 0
+        return found
+
+    def begin(self, batch: MoveBatch, since: int) -> int:
+        """Begin a transfer prepared since time `since`; return its pages."""
+        began, count, slot = self._device.clock(), len(batch.moves), self._begun % MOST_AT_REST
+        batch = batch._replace(moves=sorted(batch.moves, key=_source))
+        places, sums, errors = self.places[slot], self.sums[:count], list[Exception]()
+        arrived = self.arrived[slot].tensor.view(torch.int64)[:count]
+        parts = self._parts(batch.moves, places)
+        self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
+        self.underway.append(RunningTransfer(batch, self.stream.record(timed=True), slot, since, began, errors))
+        self._begun += 1
+        return count
+
+    def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> Parts:
+        """Write the sources and destinations of each group's pages."""
+        places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), Parts(), 0
+        for (group, _), some in groupby(moves, _source):
+            alike = [*some]
+            ends = [(move.page, move.copy.slot) for move in alike]
+            here = slice(2 * first, 2 * (first + len(ends)))
+            places[here] = np.array(ends, np.int32).T[:: 1 if self._stores else -1].reshape(-1)
+            parts.append((self.sources(alike[0].copy.lease)[group], self._dst[group], tensor[here].view(2, -1)))
+            first += len(ends)
+        return parts
+
+    def sources(self, lease: Lease | None) -> PageMemory:
+        """Return the source memory of pages, by group: the peer's memory for lent ones."""
+        if lease is None:
+            return self._src
+        assert lease.memory is not None, "a page is loaded before it is lent"
+        if lease.memory not in self._peers:
+            data = torch.from_numpy(writable(lease.memory.data))
+            self._peers[lease.memory] = [
+                _words(data[: len(data) // stride * stride].view(-1, stride)[:, :nbytes], nbytes)
+                for nbytes in self._page_bytes for stride in [_rounded(nbytes)]
+            ]  # fmt: skip
+        return self._peers[lease.memory]
+
+    def _run(self, parts: Parts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
+        """Copy all pages. An error fails this transfer, and not the device."""
+        copy_pages = self.copy_pages if observe.watcher is None else reference.copy_pages  # a checker sees page by page
+        try:
+            sums.zero_()
+            first = 0
+            for src, dst, places in parts:
+                end = first + places.shape[1]
+                copy_pages(src, dst, places, sums[first:end])
+                first = end
+            self._device.download(arrived, sums)
+        except Exception as error:
+            errors.append(error)
+
+    def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
+        """Return the oldest transfer, if it has ended, and the checksums of its pages: None if it failed."""
+        if not self.underway or not self.underway[0].fence.done():
+            return None
+        one = self.underway.popleft()
+        self._count(one, one.fence.time())
+        moves = one.batch.moves
+        for error in one.errors:
+            log.warning("a transfer of %d pages failed: %s: %s", len(moves), type(error).__name__, error)
+            return one.batch, [None] * len(moves)
+        sums: Int64s = self.arrived[one.slot].array.view(np.int64)
+        return one.batch, sums[: len(moves)].tolist()
+
+    def _count(self, one: RunningTransfer, until: int) -> None:
+        self.bytes += sum([self._page_bytes[move.group] for move in one.batch.moves])
+        self.took_ns = until - max(one.since, self._ended)  # without the wait for the previous one
+        self.ns += until - max(one.began, self._ended)
+        if not self._until or one.began - self._until > ONE_STRETCH_NS:
+            self._from = one.began
+        self._until = self._ended = until
+
+
+def _source(move: PageMove) -> tuple[int, int]:
+    """Return equal values for pages of one group in one memory."""
+    return move.group, 0 if move.copy.lease is None else id(move.copy.lease.memory)
+
+
+def writable(data: Bytes) -> Bytes:
+    """Return the same memory as writable, since torch warns of read-only memory."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * len(data)).from_address(data.ctypes.data))
+
+
+def _starts(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return the start of each group's slots, from their count and bytes, at a multiple of the bytes, and the end: a
+    peer counts slots of a group from the beginning of the memory."""
+    starts, end = list[int](), 0
+    for count, stride in sizes:
+        starts.append(-(-end // stride) * stride)
+        end = starts[-1] + count * stride
+    return starts, end
+
+
+def _stride(memory: Tensor) -> int:
+    return _rounded(memory[0].nbytes)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _words(lines: Tensor, nbytes: int = 0) -> Tensor:
+    """Return the same memory as integers, for checksums."""
+    nbytes = nbytes or lines[0].nbytes
+    dtype = next(dtype for dtype in (torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0)
+    return lines.view(dtype)
