@@ -40,7 +40,6 @@ class Planner:
         self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None,
         source: PageSource = NO_SOURCE,
     ) -> None:  # fmt: skip
-        """`source` has pages beyond the pools, found by `index`."""
         assert limits.tokens >= rows.size, "every row must fit into one step"
         self.waiting = WaitingQueue(limits.queue, limits.by_priority)
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
