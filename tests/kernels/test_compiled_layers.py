@@ -18,7 +18,6 @@ from gapless.kernels import (
     attention_triton,
     invariant_attention_triton,
     invariant_linear_triton,
-    many_rows_triton,
     splits_triton,
 )
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
@@ -124,62 +123,6 @@ def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, 
     if capability == 90 and not name.startswith(("output", "down")):
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
         assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
-
-
-POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled", "given", "down"), "*bf16") | {
-    "before": "*fp32", "squares": "*fp32", "inner": "*fp32", "slots": "*i64",
-}  # fmt: skip
-
-
-class ManyRows(NamedTuple):
-    columns: int
-    depth: int
-    normed: bool = False
-    gated: bool = False
-    shares: int = 0
-    """In how many shares further programs make the first half of adapters; 0: there are none"""
-
-    def build(self, rows: int, capability: int) -> aot.Resources:
-        tiles = many_rows_triton.tiles_for(rows, self.columns, self.gated)
-        types = POINTERS | {"eps": "fp32", "M": "i32"}
-        types["x"] = f"tensordesc<bf16[{tiles.rows}, {tiles.depth}]>"
-        types["weight"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
-        constants = {
-            "N": self.columns, "K": self.depth, "BEFORE": 16 if self.normed else 0, "BIAS": False, "GATED": self.gated,
-            "ADD": not self.normed, "LEAVE": not self.normed and not self.shares, "EARLY": True,
-            "LINES": 16 if self.shares else 0, "SHARES": self.shares, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
-            "BLOCK_K": tiles.depth,
-        }  # fmt: skip
-        return aot.build(
-            many_rows_triton.product_kernel,
-            capability,
-            types,
-            constants,
-            warps=tiles.warps,
-            stages=tiles.stages,
-            unaligned=["M"],
-        )
-
-
-MANY = {
-    "qkv": ManyRows(4096, 1024, True),
-    "output": ManyRows(1024, 2048),
-    "gate_up": ManyRows(6144, 1024, True, True),
-    "down": ManyRows(1024, 3072),
-    "small": ManyRows(200, 136),
-    "output beside": ManyRows(1024, 2048, shares=2),
-}
-
-
-@pytest.mark.aot
-@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([90, 100], MANY, [128, 256]))
-def test_a_product_of_many_rows_fits_its_gpu(name: str, rows: int, capability: int) -> None:
-    used = MANY[name].build(rows, capability)
-    assert used.trouble(capability) == []
-    assert "cp.async.bulk.tensor" in used.ptx, "tiles come by the copy engine"
-    assert ("wgmma" if capability == 90 else "tcgen05") in used.ptx
-    assert used.ptx.index("prefetch.global") < used.ptx.index("griddepcontrol.wait")
-    assert used.ptx.index("griddepcontrol.wait") < used.ptx.index("cp.async.bulk.tensor")
 
 
 class InvariantProduct(NamedTuple):
