@@ -76,8 +76,8 @@ class Graph(Protocol):
 
 
 class Caps(NamedTuple):
-    """What a device can do, and the sizes that suit it. The defaults are those of a device without kernels of its
-    own, whose programs run in the host's memory."""
+    """Capabilities of a device, and the sizes that suit it. The defaults fit programs of plain PyTorch in the host's
+    memory."""
 
     kernels: str = "torch"
     """Kernels that its programs may launch: torch, native (C++ in the host's memory) or triton"""
