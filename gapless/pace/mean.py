@@ -31,8 +31,8 @@ class SpreadMean(Mean):
 
 
 class CappedMean(Mean):
-    """A moving mean. An outlier, as on a busy machine, counts at most as twice the mean, which starts at the first value,
-    or at the second if it `skips` the first."""
+    """A moving mean. An outlier, as on a busy machine, counts at most as twice the mean, which starts at the first
+    value, or at the second if it `skips` the first."""
 
     __slots__ = ("_skips",)
 
