@@ -20,9 +20,11 @@ from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import Slots
+from gapless.memory.source import NO_SOURCE, PageSource
 from gapless.model.seam import Model
-from gapless.offload.host import LATE_NS, LEAST_TOKENS, HostTier
+from gapless.offload.host import LATE_NS, HostTier
 from gapless.offload.transfers import Transfers, slot_bytes
+from gapless.offload.waits import LEAST_TOKENS, TierSource
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
 from gapless.pace.draft_gate import DraftGate
@@ -127,7 +129,6 @@ def build_loop(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
         history + WISH_WORDS, ahead
     )  # fmt: skip
-    planner = Planner(limits, pools, rows, ledger, index)
     places = speculation.places if speculation else 1
     tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
@@ -161,11 +162,14 @@ def build_loop(
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    source: PageSource = NO_SOURCE
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
-        planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
+        tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
+        source = TierSource(tier, index, pools, host.least_tokens)
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
+    planner = Planner(limits, pools, rows, ledger, index, source)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
 
 
@@ -186,4 +190,4 @@ def _host_tier(
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
     # Half of a step's budget: decoding rows take their part of it.
     gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
-    return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)
+    return HostTier(pools, ledger, slots, device.clock, host.late_ns, gate)

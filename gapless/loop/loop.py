@@ -118,7 +118,6 @@ class Loop:
             seq.leases += (request.adapter,)
         idle = not self.planner.wanting
         self.planner.add(seq)
-        self.planner.room.begin(seq)
         self._arrivals += 1
         if seq.held and self.masks is not None:
             self._begin_masks(self.masks, request)
