@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from gapless.base.config import EngineConfig
 from gapless.base.speculative import MAX_DRAFTS
-from gapless.device import facts, open_device
+from gapless.device import CudaDevice, facts, open_device
 from gapless.kernels import ahead_triton, library_triton, linear
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
@@ -36,7 +36,7 @@ from gapless.step.lanes import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
-from gapless.step.speculation import ENDING, PromptLookup, Speculation, drafted_rows
+from gapless.step.speculation import ENDING, PromptLookup, Speculation
 
 CONFIG = tiny_config(
     vocab_size=1519,
@@ -48,7 +48,7 @@ CONFIG = tiny_config(
     dtype="bfloat16",
 )
 SHAPE = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8, slots=64)
-DRAFTED = drafted_rows("cuda", SHAPE.rows)
+DRAFTED = min(CudaDevice.caps.drafted_rows, SHAPE.rows)
 
 new: list[str] = []
 """Kernels that the last program would have compiled."""
