@@ -16,7 +16,7 @@ class State(Enum):
     WAITING = auto()
     """Queued: no number, no pages."""
     PREFILL = auto()
-    """On the device; known tokens are left to run."""
+    """Has a number; known tokens are left to run."""
     DECODE = auto()
     """Member of the decode set: takes part in every step."""
     ENTERING = auto()
@@ -29,7 +29,7 @@ class State(Enum):
 
 
 class RowSpec(NamedTuple):
-    """What a request asks of the planner; it never changes."""
+    """A request to the planner, which never changes."""
 
     key: int
     prompt: int
@@ -81,7 +81,7 @@ class Row:
     """Known tokens when it last began to wait."""
     state: State = State.WAITING
     number: int = 0
-    """Its place in the row table and the device's tables"""
+    """Line of the row table and of the device tables"""
     by_group: list[list[int]] = field(default_factory=lambda: [[]])
     """Page numbers by group and entry; the null page for one given up."""
     computed: int = 0
