@@ -49,7 +49,7 @@ class Room:
         self.running = 0
         """Rows on the device."""
         self.full_at: tuple[int, ...] | None = None
-        """The `state` at which the head of the queue last did not fit."""
+        """The `state` when the head of the queue last did not fit"""
         self._changes = 0
         """Count of rows taken and left."""
         self._pools = pools
