@@ -24,13 +24,14 @@ from gapless.plan.room import Room
 from gapless.plan.sequence import Sequence, State
 
 LOOK_BEHIND = 8
-"""Waiting sequences tried after a head that does not fit."""
+"""[requests] Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
-"""How often a head may be passed before it is served strictly."""
+"""[times] How often a head may be passed before it is served strictly."""
 PUBLISH_STEPS = 16
-"""Steps between two looks for full pages, while steps repeat"""
+"""[steps] Steps between two looks for full pages, while steps repeat"""
 MAX_AWAITING = 32
-"""Sequences passed over in one step because a row computes their prefix; eight that wait for a tier count as one."""
+"""[requests] Sequences passed over in one step because a row computes their prefix; eight that wait for a tier count as
+one."""
 
 
 class Planner:
