@@ -105,12 +105,12 @@ def build_loop(
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None: the best for the device. `buckets` are the row counts of captured steps: None for the usual ones,
-    empty for none. `mixed` are the captured steps with chunks, None for the usual ones on CUDA. `chain` is how many
-    steps one visit may enqueue: None for auto, or 1 at a fixed depth. `bounds_stalls` limits prompt tokens that share a
-    step with decoding rows if they take long; `max_itl_ns` bounds the time of such a step, 0 for no bound. `program` is
-    a test's own, which gives rows several tokens in a step. `follow` takes the packets for the executors of other
-    devices. `adapters` and `processors` (by place) are available to requests. `speculation` is the source of drafts,
-    None for none. `host` is host memory for copies of pages, if prefixes are shared.
+    empty for none. `mixed` are the captured steps with chunks, None for the usual ones if the device pads. `chain` is
+    how many steps one visit may enqueue: None for auto, or 1 at a fixed depth. `bounds_stalls` limits prompt tokens
+    that share a step with decoding rows if they take long; `max_itl_ns` bounds the time of such a step, 0 for no bound.
+    `program` is a test's own, which gives rows several tokens in a step. `follow` takes the packets for the executors
+    of other devices. `adapters` and `processors` (by place) are available to requests. `speculation` is the source of
+    drafts, None for none. `host` is host memory for copies of pages, if prefixes are shared.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     # A prompt of max_len tokens can be scored: its row gets one more, which needs no KV. Rows stay aligned.
@@ -132,15 +132,15 @@ def build_loop(
     places = speculation.places if speculation else 1
     tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
-    mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
+    mixed = ON_GPU if mixed is None and device.caps.pads else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
-    kernels = kernels or choose(device.kind)
+    kernels = kernels or choose(device.caps.kernels)
     steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
     decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
     shapes = GraphShapes(
-        decode if device.captures else (),
+        decode if device.caps.captures else (),
         mixed if steps_of.kernels.begin_mixed is not None and not model.bounded else None,
         model.bounded,
         sizes.page_size,

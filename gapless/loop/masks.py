@@ -124,8 +124,9 @@ class Masks:
         matcher, name = request.matcher, request.params.masked_by
         why = "it came without a matcher" if matcher is None else ""
         # The steps of a CPU read the mail without barriers of their own.
-        native = self.threads is not None and _as_native(matcher) is not None and self._device.kind == "cuda"
-        if not (IN_ORDER or native or self._device.kind == "sim"):
+        caps = self._device.caps
+        native = self.threads is not None and _as_native(matcher) is not None and caps.polled
+        if not (IN_ORDER or native) and caps.real_time:
             why = f"on {platform.machine()} they need a GPU, and a C++ compiler at the engine's start"
         if why:
             raise RequestError(f"{name}: {why}; leave it out", name)

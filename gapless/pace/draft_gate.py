@@ -42,18 +42,11 @@ COSTS = 1.2
 """[times] Time of a step with drafts, in steps without, before both were measured"""
 FORGETS = 1.01
 """[times] Growth per step of the recorded least time: outliers must fade"""
-DRAFTED_ROWS = (8, 32)
-"""[rows] Most rows of a step with drafts, on a CPU and on a GPU. More rows keep the device busy without drafts."""
 ENDING = 4
 """[prompts] Most prompts that end in a step with drafts: logits are computed for each place of their rows, and one is
 used"""
 PAYS = 1.05
 """[times] Least gain of a step with drafts, in times of its cost"""
-
-
-def drafted_rows(kind: str, rows: int) -> int:
-    """Return the most rows of a step with drafts on this kind of device, in an engine of `rows`."""
-    return min(rows, DRAFTED_ROWS[kind == "cuda"])
 
 
 class Verify(NamedTuple):

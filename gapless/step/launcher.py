@@ -53,6 +53,7 @@ class Launcher:
         """A program is captured after `patience` misses. `gate` decides which steps run drafts, and `follow` takes
         every order, for the executors of other devices."""
         self._device, self.program = executor.device, executor.program
+        self._queues = executor.device.caps.launch_queue > 0
         self.executor = executor
         self.graphs = StepGraphs(shapes, self._capture, patience)
         self.gate = gate
@@ -74,7 +75,7 @@ class Launcher:
         if self.executor.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at once.
-        alone = self._device.launch_queue and self._last is not None and not self._last.captured
+        alone = self._queues and self._last is not None and not self._last.captured
         return self.executor.ready(1 if alone else most)
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
