@@ -43,7 +43,7 @@ from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
 
 AHEAD = 16
-"""Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
+"""[steps] Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
 
 
 class Sizes(NamedTuple):

@@ -385,8 +385,7 @@ class Loop:
         if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
             batch = flight.batch
-            prompt = batch.tokens - batch.decode if batch.chunks else 0
-            self.launcher.gate.learn(flight.decision.kind, batch.places, prompt, ns, measured.held)
+            self.launcher.gate.learn(flight.decision.kind, batch.places, batch.prompt, ns, measured.held)
         if self._chunk_limit is not None:
             self._weigh(self._chunk_limit, flight.plan, measured.device, learns=not scores)
 

@@ -37,7 +37,12 @@ class BatchShape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return self.decode + sum(count for _, count in self.chunks)
+        return self.decode + self.prompt
+
+    @property
+    def prompt(self) -> int:
+        """Query tokens of the chunks."""
+        return sum([count for _, count in self.chunks]) if self.chunks else 0
 
 
 class GroupInputs(NamedTuple):

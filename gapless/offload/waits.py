@@ -12,9 +12,9 @@ from gapless.offload.host import HostTier
 from gapless.offload.search import LoadTicket, Search
 
 LEAST_TOKENS = 256
-"""Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
+"""[tokens] Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
 MOST_LOADS = 2
-"""How often a row waits for pages of the host tier before it computes pages that others evicted."""
+"""[loads] How often a row waits for pages of the host tier before it computes pages that others evicted."""
 
 
 @dataclass(slots=True, eq=False)
