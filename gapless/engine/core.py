@@ -48,10 +48,13 @@ from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
+from gapless.model.drafting.forms import no_guesses
+from gapless.model.drafting.prompt_lookup import PromptLookup
+from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, no_guesses
+from gapless.step.speculation import Speculation
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary

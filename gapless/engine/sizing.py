@@ -20,8 +20,8 @@ from gapless.loop.build import Sizes
 from gapless.model.config import ModelConfig, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of
+from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
-from gapless.step.speculation import ENDING
 
 SLOT_BYTES = 128 << 20
 """Default memory for rows with adjusted logits."""

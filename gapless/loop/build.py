@@ -27,6 +27,7 @@ from gapless.offload.transfers import Transfers, slot_bytes
 from gapless.offload.waits import LEAST_TOKENS, TierSource
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
+from gapless.pace.draft_gate import DraftGate
 from gapless.pace.load_gate import LoadGate
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
@@ -39,7 +40,7 @@ from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
-from gapless.step.speculation import Gate, Speculation
+from gapless.step.speculation import Speculation
 
 AHEAD = 16
 """Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
@@ -154,7 +155,7 @@ def build_loop(
     slots, fill = steps.most + 1, limits.fill + PAGE_WORDS * page_writes
     executor = Executor(device, steps_of, shapes.words, slots, slots + steps.longest - 1, fill)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
-    gate = Gate(speculation, sizes.rows) if speculation else None
+    gate = DraftGate(sizes.rows, speculation.rows, speculation.sizes, speculation.head is None) if speculation else None
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
     shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1

@@ -25,7 +25,6 @@ from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request
 from gapless.device import Device, Fence
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
-from gapless.step.speculation import most_drafts
 
 log = logging.getLogger("gapless.loop")
 
@@ -134,7 +133,7 @@ class Masks:
 
     def begin(self, request: Request) -> None:
         """Take over a request's fresh matcher."""
-        matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
+        matcher, drafts = request.matcher, min(self.mail.drafts, request.most_drafts)
         if self.threads and (native := _as_native(matcher)) is not None:
             if (texts := native.texts) is not None and texts is not self._texts:
                 self._texts = texts

@@ -26,9 +26,11 @@ from gapless.device import CudaDevice, facts, open_device
 from gapless.kernels import ahead_triton, library_triton, linear
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
-from gapless.model.draft_model import DraftModel
+from gapless.model.drafting.draft_model import DraftModel
+from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, ON_GPU
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
@@ -36,7 +38,7 @@ from gapless.step.lanes import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
-from gapless.step.speculation import ENDING, PromptLookup, Speculation
+from gapless.step.speculation import Speculation
 
 CONFIG = tiny_config(
     vocab_size=1519,
