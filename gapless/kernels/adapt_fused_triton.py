@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import arch, launch_options, prefetch
 
 RANKS = tl.constexpr(16)
 """Lines of `up` held by a program of a product before its input is ready: the least rank."""
@@ -308,7 +308,7 @@ def adapted_norm(
     (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
     changed, out = torch.empty_like(x), torch.empty_like(x)
     inner = torch.empty((rows, lines), dtype=torch.float32, device=x.device)
-    block, early = triton.next_power_of_2(width), is_hopper(x.device)
+    block, early = triton.next_power_of_2(width), arch(x.device).early
     chunk = max(1, min(16, HELD // block))
     shares = rank = 0
     if before is not None and up is not None:

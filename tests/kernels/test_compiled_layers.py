@@ -21,9 +21,10 @@ from gapless.kernels import (
     splits_triton,
 )
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
+from gapless.kernels.arch import LARGE_BLOCK, Arch
 from gapless.kernels.few_rows_triton import FewRowsTiles, is_vector, matrix_kernel, rows_in_turn_kernel, tiles_for
-from gapless.kernels.library_triton import LARGE_BLOCK
 
+HOPPER = Arch("nvidia", (9, 0), 132, 227 << 10)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
@@ -195,8 +196,7 @@ def test_few_rows_and_many_multiply_by_one_instruction(capability):
 def test_one_invariant_kernel_serves_every_batch(monkeypatch):
     """Products of up to 256 rows, whichever program computes a segment; attention of decode rows and of chunks."""
     for module in (invariant_linear_triton, invariant_attention_triton):
-        monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
-    monkeypatch.setattr(invariant_attention_triton, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(module, "arch", lambda device: HOPPER)
     monkeypatch.setattr(invariant_linear_triton, "counters", lambda device, count: torch.zeros(8, dtype=torch.int32))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     bf16, heads = torch.bfloat16, Heads(16, 8, 128)
@@ -308,7 +308,7 @@ def test_an_attention_kernel_fits_its_gpu(variant, capability, spilled):
 
 @pytest.mark.aot
 def test_launches_that_differ_in_values_and_beginnings_of_tensors_compile_once(monkeypatch):
-    monkeypatch.setattr(attention_triton, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(attention_triton, "arch", lambda device: HOPPER)
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     heads, small = Heads(16, 8, 128), torch.zeros(20, dtype=torch.int64)
     batch = paged(heads, [40, 600, 70, 1], dtype=torch.bfloat16, width=2560)

@@ -61,8 +61,7 @@ def forget():
     """Facts about the GPU are asked again, now and after the test, and kernels loaded again."""
 
     def all_of_it() -> None:
-        for fact in [value for value in vars(library_triton).values() if hasattr(value, "cache_clear")]:
-            fact.cache_clear()
+        library_triton.arch.cache_clear()
         modules = [module for name, module in sys.modules.items() if name.startswith("gapless.kernels")]
         for kernel in [value for module in modules for value in vars(module).values()]:
             if isinstance(kernel, JITFunction):

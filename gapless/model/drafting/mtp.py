@@ -19,8 +19,8 @@ from gapless.base.errors import CheckpointError
 from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
-from gapless.model.drafting import PlaceTokens
-from gapless.model.heads import HeadLayer
+from gapless.model.drafting.draws import PlaceTokens
+from gapless.model.drafting.heads import HeadLayer
 from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
