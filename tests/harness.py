@@ -221,9 +221,9 @@ def small_outbox_ring(loop: Loop, slots: int) -> None:
     lines = executor.buffers.lines
     slots = min(slots, len(lines))
     executor.outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
-    host = ring.memory.view(torch.int32)
+    executor.host_lines = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = host if loop.device.maps_host else lines[:slots]
+    lines = executor.host_lines if loop.device.caps.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 

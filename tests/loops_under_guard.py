@@ -52,7 +52,7 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     checker.register(f"{prefix}words", buffers.sent)
     checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
-    if not executor.device.maps_host:
+    if not executor.device.caps.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
     checker.register(f"{prefix}packet", executor.packets)
     checker.register(f"{prefix}outbox", executor.outboxes)
@@ -73,7 +73,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
 
     slots = loop.rows.slots[SLOT_LANE]
     slots.unused = FreeList(slots.unused, slot_freed)
-    for group, pool in enumerate(loop.planner.pools):
+    for group, pool in enumerate(loop.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
         pool.free = FreeList(pool.free, freed)
         pool.cached = _Cached(freed)

@@ -92,14 +92,15 @@ class Executor:
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
         sent = torch.zeros(layout.packet + words, dtype=torch.int32, device=at)
         lists = iter(torch.split(sent[layout.lists : layout.packet], layout.size))
-        host = self.outboxes.memory.view(torch.int32)
-        own = host if device.maps_host else torch.zeros_like(host, device=at)
+        self.host_lines = host = self.outboxes.memory.view(torch.int32)
+        """The outboxes on the host, int32 [slots, words]."""
+        own = host if device.caps.maps_host else torch.zeros_like(host, device=at)
         records, places, _ = program.tables.masks.shape
         self.buffers = Buffers(
-            sent, sent[layout.packet :], sent[:fill], tuple([tuple(islice(lists, count)) for count in counts]),
+            sent, sent[layout.packet :], sent[:first], tuple([tuple(islice(lists, count)) for count in counts]),
             logits=torch.zeros(program.samples, vocab, dtype=program.model.dtype, device=at),
             tokens=torch.zeros(rows, program.width, dtype=torch.int32, device=at),
-            lines=host if program.kernels.stores_on_host else own, scores=own, host=host,
+            lines=host if program.kernels.stores_on_host else own, scores=own,
             mail=Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places),
         )  # fmt: skip
         self.graphs: dict[ProgramKey, Graph] = {}
@@ -111,10 +112,9 @@ class Executor:
         self._packet: RingSlot | None = None
         self._free: deque[RingSlot] = deque()
         """Outboxes kept for the next steps, in ring order."""
-        layers = program.cache.data.shape[1]
-        self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
-        self._eager: deque[Fence] = deque()
-        """Ends of the eager steps in flight, which fill the launch queue."""
+        queue, launches = device.caps.launch_queue, LAUNCHES_A_LAYER * program.cache.data.shape[1] + LAUNCHES_A_STEP
+        self._eager: deque[Fence] = deque(maxlen=max(1, queue // launches) if queue else None)
+        """Ends of the eager steps in flight, which fill the launch queue, if it is bounded"""
         observe.built(self)
 
     # Before a step.
@@ -132,7 +132,7 @@ class Executor:
         """Return whether another eager step might block in the driver on a full launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
-        return len(self._eager) >= self._most_eager
+        return len(self._eager) == self._eager.maxlen
 
     @property
     def packet(self) -> Int32s:
@@ -181,7 +181,7 @@ class Executor:
         if packet is not None:
             self.packets.retire(packet, ended)
         on_host = ended if steps.copied[0] == steps.copied[1] else self.download_lines(outbox, *steps.copied, ended)
-        if steps.eager and device.launch_queue:
+        if steps.eager and self._eager.maxlen:
             self._eager.append(ended)
         return Run(outbox, started, ended, on_host, device.clock())
 
@@ -225,14 +225,14 @@ class Executor:
 
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return the range of outbox words to copy to the host."""
-        shape, stored = self.program.outbox, self.buffers.lines is self.buffers.host
+        shape, stored = self.program.outbox, self.buffers.lines is self.host_lines
         start, end = 0, (1 + key.forward.samples) * shape.line
         if stored:
             start = end = shape.prompts
         elif key.scores:
             end = shape.scores + key.scores
         prompts = key.forward.packet.prompts
-        if prompts and self.buffers.scores is not self.buffers.host:
+        if prompts and self.buffers.scores is not self.host_lines:
             end = shape.prompts + prompts * score_words(key.forward.width)
         return start, end
 
@@ -254,8 +254,7 @@ class Executor:
         return stream.record(timed=True)
 
     def copy_lines(self, outbox: RingSlot, start: int, end: int) -> None:
-        at = self.buffers
-        self.device.download(at.host[outbox.index, start:end], at.scores[outbox.index, start:end])
+        self.device.download(self.host_lines[outbox.index, start:end], self.buffers.scores[outbox.index, start:end])
 
     # After a step.
 

@@ -38,8 +38,6 @@ class Buffers(NamedTuple):
     """[S, vocab] in the model's dtype, of the first rows of the batch, place after place"""
     tokens: Tensor
     """int32 [R, W], their tokens"""
-    host: Tensor
-    """int32 [slots, M], the outboxes on the host"""
     lines: Tensor
     """int32 [slots, M], the published outboxes"""
     scores: Tensor

@@ -19,7 +19,7 @@ from gapless.step.lanes.score import prompt_positions
 from gapless.step.logprobs import WIDTHS, LogprobShape
 
 LANE_SIZES = (1, 4, 16, 64, 256)
-"""Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
+"""[rows] Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
 
 
 class Lists(NamedTuple):

@@ -9,7 +9,6 @@ from gapless.kernels.layout import PAGE_WORDS
 from gapless.memory.rows import RowTable
 from gapless.step import lanes
 from gapless.step.keys import Load, LoadKey
-from gapless.step.speculation import most_drafts
 
 
 class Fill(NamedTuple):
@@ -44,7 +43,7 @@ def fill_for(
             if lane.name in leased:
                 words.append(lane.wishes(request))
                 slots.append((lane.name, leased[lane.name], len(words[-1])))
-        if slots or (speculates and admission.start > 0 and most_drafts(request) > 0):
+        if slots or (speculates and admission.start > 0 and request.most_drafts > 0):
             words.append(table.tokens[admission.row, : admission.start].copy())
             loads.append(Load(admission.row, tuple(slots), admission.start))
     return Fill(LoadKey(tuple(loads), sum(map(len, words))), tuple(words)) if loads else None

@@ -11,13 +11,14 @@ from oracle_drafter import numbers_at_random
 from oracles import masked_jobs
 
 from gapless.loop.build import build_loop
+from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.step.graphs import COMMON_LANES
 from gapless.step.keys import ForwardKey, ProgramKey, SampleKey
 from gapless.step.kinds import kinds
 from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.lanes.mask import MaskKey, ReplyKey
 from gapless.step.leader import Leader
-from gapless.step.speculation import PromptLookup, Speculation
+from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 
 DRAFTS, SEEDS = 8, range(100, 104)

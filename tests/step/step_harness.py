@@ -141,5 +141,5 @@ class Bench:
         mail = Mail(Ring(len(self.tables.state), mail_bytes(vocab), pin=False), vocab)
         of_lanes = iter(lists)
         own = tuple([tuple(itertools.islice(of_lanes, lane.lists)) for lane in self.program.lanes])
-        buffers = Buffers(packet, packet, loads, own, logits, tokens, lines, lines, lines, mail)
+        buffers = Buffers(packet, packet, loads, own, logits, tokens, lines, lines, mail)
         return buffers, outboxes
