@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
-from gapless.device import Caps, Device, build, kind_of, open_device
+from gapless.device import Caps, Device, build, device_class, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -277,7 +277,7 @@ def build_core(
     parts = list(spent)
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
-        if device is None and kind_of(config.device) == "cpu":
+        if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_device(config.device, _threads(config, model_config))
     try:

@@ -158,7 +158,7 @@ def build_loop(
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
     gate = DraftGate(sizes.rows, speculation.rows, speculation.sizes, speculation.head is None) if speculation else None
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
-    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
+    shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None

@@ -25,13 +25,14 @@ from gapless.plan.room import Room
 from gapless.plan.row import Row, RowSpec, State
 
 LOOK_BEHIND = 8
-"""[rows] Waiting rows tried after a head that does not fit."""
+"""[requests] Waiting rows tried after a head that does not fit."""
 MAX_SKIPS = 64
 """[times] How often a head may be passed before it is served strictly."""
 PUBLISH_STEPS = 16
 """[steps] Steps between two looks for full pages, while steps repeat"""
 MAX_AWAITING = 32
-"""[rows] Rows passed over in one step because a row computes their prefix; eight that wait for a tier count as one."""
+"""[requests] Rows passed over in one step because a row computes their prefix; eight that wait for a tier count as
+one."""
 
 
 class Planner:
