@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
+from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.loop.parts import Parts
+from gapless.loop.requests import Unserved
+from gapless.loop.steplog import StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -98,6 +103,7 @@ def build_loop(
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
     host: HostSizes | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -126,7 +132,8 @@ def build_loop(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
         history + WISH_WORDS, ahead
     )  # fmt: skip
-    planner = Planner(limits, pools, rows, ledger, index)
+    limit = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    planner = Planner(limits, pools, rows, ledger, index, limit.tokens if limit else None)
     places = speculation.places if speculation else 1
     tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
@@ -159,13 +166,17 @@ def build_loop(
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
         planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
+    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    unserved = Unserved(adapters=loader is not None, masks=masks is not None)
+    every: list[Part | None] = [unserved, loader, transfers, masks]
+    every += [DraftLearner(gate, steps) if gate else None, ChunkLearner(limit, log) if limit else None, *parts]
+    made = Parts(tuple(part for part in every if part), loader, transfers, masks)
+    return Loop(device, launcher, planner, rows, steps, log, made)
 
 
 def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:

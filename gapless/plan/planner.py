@@ -36,16 +36,17 @@ class Planner:
     """Continuous batching with chunked prefill, prefix hits, and preemption by recompute."""
 
     def __init__(
-        self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None
-    ) -> None:
+        self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None,
+        chunk_limit: Callable[[int, int], int] | None = None,
+    ) -> None:  # fmt: skip
+        """`chunk_limit` returns the most prompt tokens in a step with decoding rows, which get none before it ends:
+        from the number of these rows and of the prompt tokens that could run."""
         assert limits.tokens >= rows.size, "every row must fit into one step"
         self.waiting = WaitingQueue(limits.queue, limits.by_priority)
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
         self.by_key: dict[int, Sequence] = {}
         self.preemptions = 0
-        self.chunk_limit: Callable[[int, int], int] | None = None
-        """Limit of prompt tokens in a step with decoding rows, which get none before it ends: from the number of these
-        rows and of the prompt tokens that could run."""
+        self.chunk_limit = chunk_limit
         self.index = index
         self._limits = limits
         self.pools = pools

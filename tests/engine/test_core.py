@@ -188,7 +188,7 @@ def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(dire
     made.config = load_config(EngineConfig(model=str(directory)))
     monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: made)
     core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(7))
-    full, window = core.loop.pools
+    full, window = core.loop.planner.pools
     assert core.stats().pages_total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"
     drive(core, requests(0.0))
     assert window.counts().cached and full.counts() != window.counts()

@@ -32,7 +32,7 @@ class Poisoned(ChecksumModel):
 
 
 def collect(loop):
-    events = loop.planner.index.events = PageEvents(loop.pools)
+    events = loop.planner.index.events = PageEvents(loop.planner.pools)
     return events
 
 
@@ -48,7 +48,7 @@ class Watched(Run):
         self.events, self.router = collect(loop), Router(loop.planner.index.hasher)
         self._rng, self._complete, self._upsets = random.Random(seed), complete, upsets
         self.hidden = self.unsettled = 0
-        for pool in loop.pools:
+        for pool in loop.planner.pools:
             pool.hide = self._counted(pool.hide)
 
     def _counted(self, hide):
@@ -61,12 +61,12 @@ class Watched(Run):
     def check(self):
         super().check()
         if self._rng.random() < self._upsets:
-            for pool in self.loop.pools:
+            for pool in self.loop.planner.pools:
                 pool.forget()
         if self._rng.random() < 0.3:
             return  # the port was not clear
         self.router.apply(self.events.take())
-        for group, pool in enumerate(self.loop.pools):
+        for group, pool in enumerate(self.loop.planner.pools):
             want = settled(pool)
             self.unsettled += len(pool.digest_of) - len(want)
             assert self.router.known(group) <= want
@@ -112,7 +112,7 @@ def test_pages_that_came_from_elsewhere_are_announced_with_the_sequence_that_cla
         own = loop.planner.index.hasher.after(loop.planner.index.hasher.root(""), job.request.tokens)
         assert {*own[:10]} <= router.known() <= settled(loop.pool)
     assert loop.counters.prefix_hits >= 4 * 36
-    assert router.cleared == 1 + lost and (lost or loop.transfers.host.counts.loaded > 20)
+    assert router.cleared == 1 + lost and (lost or loop.parts.transfers.host.counts.loaded > 20)
 
 
 def test_an_engine_that_sends_no_events_collects_none():

@@ -119,4 +119,4 @@ def test_pages_of_a_narrow_window_are_published_before_they_are_given_up(depth, 
     while loop.has_work():
         loop.turn()
     device.close()
-    assert [len(pool.digest_of) for pool in loop.pools] == [(length - 1) // size] * 2
+    assert [len(pool.digest_of) for pool in loop.planner.pools] == [(length - 1) // size] * 2

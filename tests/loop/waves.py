@@ -61,9 +61,7 @@ def play(machine, requests, at_once, beside=None, noise: Callable[[int], float] 
     ledger = Ledger()
     pool, table = PagePool(ROWS * MAX_LEN // PAGE + 1, PAGE, ledger), RowTable(ROWS, MAX_LEN, ledger)
     limits = Limits(BUDGET, most_page_writes(ROWS, MAX_LEN // PAGE, PAGE, BUDGET), 10_000, False)
-    planner = Planner(limits, [pool], table, ledger)
-    if beside is not None:
-        planner.chunk_limit = beside.tokens
+    planner = Planner(limits, [pool], table, ledger, chunk_limit=beside and beside.tokens)
     now, got, came, last, played = 0, 0, {}, {}, Played(0, [], [], [])
     todo = list(enumerate(requests))[::-1]
 
