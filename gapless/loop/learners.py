@@ -10,8 +10,8 @@ from gapless.loop.settle import Lines, of_decode_rows
 from gapless.loop.steplog import Measured, StepLog
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
+from gapless.pace.draft_gate import DraftGate, Verify
 from gapless.step.launcher import Flight
-from gapless.step.speculation import Gate, Verify
 
 log = logging.getLogger("gapless.loop")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("gapless.loop")
 class DraftLearner(Part):
     """Takes tokens and times of steps to the gate of drafts."""
 
-    def __init__(self, gate: Gate, depth: Depth) -> None:
+    def __init__(self, gate: DraftGate, depth: Depth) -> None:
         self._gate, self._depth = gate, depth
 
     def settled(self, flight: Flight, lines: Lines, tokens: StepTokens) -> None:
@@ -30,7 +30,9 @@ class DraftLearner(Part):
     def retired(self, flight: Flight, measured: Measured) -> None:
         if not measured.scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
-            self._gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
+            batch = flight.batch
+            prompt = batch.tokens - batch.decode if batch.chunks else 0
+            self._gate.learn(flight.decision.kind, batch.places, prompt, ns, measured.held)
 
 
 class ChunkLearner(Part):

@@ -10,7 +10,6 @@ from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
 from gapless.plan.sequence import Sequence
-from gapless.step.speculation import most_drafts
 from gapless.step.wishes import wish_words
 
 
@@ -49,7 +48,6 @@ class Requests(dict[int, Request]):
         seq = self._sequence(request)
         idle = not self._planner.wanting
         self._planner.add(seq)
-        self._planner.room.begin(seq)
         self._arrivals += 1
         self[request.key] = request
         self.fresh.add(request.key)
@@ -71,7 +69,7 @@ class Requests(dict[int, Request]):
             if not self._rows.slots[name].size:
                 raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
             seq.fill, seq.sends_past = len(wish_words(request)), True
-        if self._speculates and most_drafts(request):
+        if self._speculates and request.most_drafts:
             seq.sends_past = True
         seq.held = bool(params.masked_by)
         seq.transfer, seq.adapter = request.transfer, request.adapter

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gapless.base.part import Hooks
-from gapless.base.records import Flag, Int32s, Int64s, StepLogprobs, StepPlan
-from gapless.kernels.layout import NO_TOKEN
+from gapless.base.records import NO_TOKEN, Flag, Int32s, Int64s, StepLogprobs, StepPlan
 from gapless.loop.steplog import StepLog
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner

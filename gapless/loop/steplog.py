@@ -180,7 +180,7 @@ class StepLog:
             self._in_vain = False
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
-        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt)
+        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
 
     def left(self) -> None:
         self._left_at = self._clock()

@@ -82,7 +82,7 @@ def gated():
 def test_the_next_steps_are_packed_while_a_step_runs(depth, captured, gated, monkeypatch):
     """A step can end only once the host waits for it, so the order of the times does not depend on the machine."""
     device, model = CpuDevice(threads=1), gated
-    if captured and not device.captures:
+    if captured and not device.caps.captures:
         pytest.skip(f"no native streams: {cpu_native.reason()}")
     loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
     model.open = True
@@ -137,7 +137,9 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
         run(loop, jobs)
         waited = sum(record.waited for record in loop.records)
         # A capture waits too, with nothing in flight.
-        assert [names for names in waits if names[-1] != "_capture"] == [("_wait", "observe", "_take_in")] * waited and waited
+        assert [names for names in waits if names[-1] != "_capture"] == [
+            ("_wait", "observe", "_take_in")
+        ] * waited and waited
         assert ("acquire", "ready", "ready", "plan") in {names[:4] for names in polls}
         waits.clear()
         device.close()
