@@ -30,9 +30,7 @@ class DraftLearner(Part):
     def retired(self, flight: Flight, measured: Measured) -> None:
         if not measured.scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
-            batch = flight.batch
-            prompt = batch.tokens - batch.decode if batch.chunks else 0
-            self._gate.learn(flight.decision.kind, batch.places, prompt, ns, measured.held)
+            self._gate.learn(flight.decision.kind, flight.batch.places, flight.batch.prompt, ns, measured.held)
 
 
 class ChunkLearner(Part):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from gapless.base import observe
@@ -294,8 +294,12 @@ class Loop:
         return self.device.bell
 
     @property
+    def pools(self) -> Sequence[PagePool]:
+        return self.planner.pages.pools
+
+    @property
     def pool(self) -> PagePool:
-        return self.planner.pools[0]
+        return self.planner.pages.pools[0]
 
     @property
     def in_flight(self) -> int:

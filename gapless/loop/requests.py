@@ -9,7 +9,7 @@ from gapless.loop.steplog import StepLog
 from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
-from gapless.plan.sequence import Sequence
+from gapless.plan.row import RowSpec
 from gapless.step.wishes import wish_words
 
 
@@ -42,12 +42,12 @@ class Requests(dict[int, Request]):
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError if it could never run."""
-        check_fits(request, self._planner.pools[0], self._rows)
+        check_fits(request, self._planner.pages.pools[0], self._rows)
         for part in self._hooks.check:
             request = part.check(request)
-        seq = self._sequence(request)
+        asked = self._asked(request)
         idle = not self._planner.wanting
-        self._planner.add(seq)
+        self._planner.add(asked, request.tokens)
         self._arrivals += 1
         self[request.key] = request
         self.fresh.add(request.key)
@@ -60,21 +60,20 @@ class Requests(dict[int, Request]):
         if idle:
             self._log.work_came()
 
-    def _sequence(self, request: Request) -> Sequence:
-        params = request.params
-        seq = Sequence(request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt)
-        if params.prompt_logprobs is not None:
-            seq.to_score = len(request.tokens) - 1
-        for name in params.leases:
+    def _asked(self, request: Request) -> RowSpec:
+        params, leases = request.params, request.params.leases
+        for name in leases:
             if not self._rows.slots[name].size:
                 raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
-            seq.fill, seq.sends_past = len(wish_words(request)), True
-        if self._speculates and request.most_drafts:
-            seq.sends_past = True
-        seq.held = bool(params.masked_by)
-        seq.transfer, seq.adapter = request.transfer, request.adapter
-        seq.leases = (*params.leases, request.adapter) if request.adapter else params.leases
-        return seq
+        return RowSpec(
+            request.key, len(request.tokens), request.max_len, request.priority, self._arrivals, request.salt,
+            request.adapter, (*leases, request.adapter) if request.adapter else leases,
+            fill=len(wish_words(request)) if leases else 0,
+            to_score=0 if params.prompt_logprobs is None else len(request.tokens) - 1,
+            sends_past=bool(leases) or (self._speculates and request.most_drafts > 0),
+            held=bool(params.masked_by),
+            transfer=request.transfer,
+        )  # fmt: skip
 
     def abort(self, key: int) -> None:
         """End a request without further tokens; steps in flight run on, their tokens are dropped. Unknown keys are
@@ -84,12 +83,12 @@ class Requests(dict[int, Request]):
             self._planner.abort(key)
             self._left(key)
 
-    def end(self, row: int, failed: bool) -> None:
+    def end(self, number: int, failed: bool) -> None:
         """End the request of a row, which finished, or `failed` for its logits or KV."""
-        seq = self._planner.by_row[row]
-        assert seq is not None, f"row {row} ended twice"
-        (self._planner.fail if failed else self._planner.finish)(seq)
-        self._left(seq.key)
+        row = self._planner.by_row[number]
+        assert row is not None, f"row {number} ended twice"
+        (self._planner.fail if failed else self._planner.finish)(row)
+        self._left(row.key)
 
     def _left(self, key: int) -> None:
         request = self.pop(key)

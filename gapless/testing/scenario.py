@@ -79,14 +79,14 @@ def gauges(loop: Loop) -> Gauges:
     """Return what the engine holds now. Call it between turns."""
     planner, launcher = loop.planner, loop.launcher
     slots = launcher.executor.slots_in_use() if isinstance(launcher, Launcher) else {}
-    pages = tuple(pool.counts() for pool in loop.planner.pools)
+    pages = tuple(pool.counts() for pool in loop.pools)
     return Gauges(len(planner.waiting), planner.room.running, loop.in_flight, loop.rows.available(), pages, slots)
 
 
 def check_pages(loop: Loop) -> None:
     """Assert that every page is free, cached, owned or fenced, and that requests on rows hold the owned ones."""
-    for group, pool in enumerate(loop.planner.pools):
-        pool.check([seq.by_group[group] for seq in loop.planner.by_row if seq is not None])
+    for group, pool in enumerate(loop.pools):
+        pool.check([row.by_group[group] for row in loop.planner.by_row if row is not None])
         counts = pool.counts()
         assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
 

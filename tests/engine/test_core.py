@@ -80,7 +80,7 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature, depth):
 @pytest.mark.parametrize("tokens", [0, 100])
 def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
     core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
-    assert (core.loop.planner.chunk_limit is None) == bool(tokens)
+    assert (core.loop.planner.limits.chunk_limit is None) == bool(tokens)
     core.close()
 
 
@@ -188,7 +188,7 @@ def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(dire
     made.config = load_config(EngineConfig(model=str(directory)))
     monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: made)
     core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(7))
-    full, window = core.loop.planner.pools
+    full, window = core.loop.pools
     assert core.stats().pages_total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"
     drive(core, requests(0.0))
     assert window.counts().cached and full.counts() != window.counts()

@@ -121,7 +121,7 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
         assert cached == 0 and llm.stats().tier_loaded == 0
         assert (await whole(running))[0].token_ids == wanted
         assert (await whole(await llm.open(PROMPT, SHORT)))[1] > 256, "pages that came since are shared"
-        for pool in engine.core.loop.planner.pools:
+        for pool in engine.core.loop.pools:
             pool.check([])
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2
 

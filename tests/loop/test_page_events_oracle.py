@@ -32,7 +32,7 @@ class Poisoned(ChecksumModel):
 
 
 def collect(loop):
-    events = loop.planner.index.events = PageEvents(loop.planner.pools)
+    events = loop.planner.index.events = PageEvents(loop.pools)
     return events
 
 
@@ -48,7 +48,7 @@ class Watched(Run):
         self.events, self.router = collect(loop), Router(loop.planner.index.hasher)
         self._rng, self._complete, self._upsets = random.Random(seed), complete, upsets
         self.hidden = self.unsettled = 0
-        for pool in loop.planner.pools:
+        for pool in loop.pools:
             pool.hide = self._counted(pool.hide)
 
     def _counted(self, hide):
@@ -61,12 +61,12 @@ class Watched(Run):
     def check(self):
         super().check()
         if self._rng.random() < self._upsets:
-            for pool in self.loop.planner.pools:
+            for pool in self.loop.pools:
                 pool.forget()
         if self._rng.random() < 0.3:
             return  # the port was not clear
         self.router.apply(self.events.take())
-        for group, pool in enumerate(self.loop.planner.pools):
+        for group, pool in enumerate(self.loop.pools):
             want = settled(pool)
             self.unsettled += len(pool.digest_of) - len(want)
             assert self.router.known(group) <= want

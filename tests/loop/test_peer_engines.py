@@ -424,7 +424,7 @@ def test_a_page_is_given_again_when_the_shelf_has_given_it_up(side, tmp_path):
         assert len(prefiller.pages()) >= 10
         before = decoder.counts.loaded
         decoder.loop.parts.transfers.host.groups[0].forgotten()
-        for pool in decoder.loop.planner.pools:
+        for pool in decoder.loop.pools:
             pool.forget()
         decoder.ask(prompt, claim="second")
         assert decoder.counts.loaded >= before + 9

@@ -454,7 +454,7 @@ class World:
 
     def _flush(self) -> None:
         """Others have taken all pages and slots that are at rest, and given them back."""
-        for pool in self.loop.planner.pools:
+        for pool in self.loop.pools:
             pool.retire([pool.take() for _ in range(pool.available())], 0)
         for group in self.loop.parts.transfers.host.groups if self.loop.parts.transfers is not None else ():
             for copy in [copy for copy in group.copies.values() if not copy.pins]:
@@ -511,7 +511,7 @@ class World:
         transfers = self.loop.parts.transfers
         self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
         if isinstance(self.model, GroupedSimModel):
-            self.model.pools = self.loop.planner.pools
+            self.model.pools = self.loop.pools
         look_behind_steps(self.loop, self.model)
         # Of a slot that is written too early, rows that have ended say nothing.
         self._audit = LeaseAudit(self.loop) if adapters or scenario.host else None
