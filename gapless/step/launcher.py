@@ -70,10 +70,6 @@ class Launcher:
             keys += tuple(key.adapted for key in keys if isinstance(key, ForwardKey))
         self.executor.compile(keys)
 
-    def check(self, request: Request) -> None:
-        """Raise RequestError if the request asks for what no lane has."""
-        self.leader.lanes.check(request)
-
     def ready(self, most: int = 1) -> int:
         """Return the number of steps from one packet that there is room for, up to `most`, and keep that room."""
         if self.executor.crowded:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gapless.base.params import check_extra_args
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.kernels.layout import score_words
 from gapless.memory.rows import RowTable
@@ -72,10 +71,6 @@ class Lanes:
     def size(self, count: int) -> int:
         """Return the padded length of a list of `count` rows."""
         return next(size for size in self._sizes if size >= count)
-
-    def check(self, request: Request) -> None:
-        """Raise RequestError if the request names an argument that no lane reads."""
-        check_extra_args(request.params, [name for lane in self._asking for name in lane.reads])
 
     def admit(self, row: int, request: Request) -> None:
         """Take over the settings of the row's new request."""
