@@ -105,14 +105,15 @@ def tally(loop: Loop) -> Counter[str]:
         steps=counters.steps,
     )
     if gate is not None:
-        found.update(drafted=gate.counts.draft_tokens, accepted=int(gate.counts.accepted.sum()))
+        drafts = gate.report()
+        found.update(drafted=drafts.draft_tokens, accepted=drafts.right)
     if loop.adapters is not None:
         found.update(loads=loop.adapters.slots.loads)
     if loop.transfers is not None:
         moved = loop.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
     if loop.masks is not None:
-        found.update(written=loop.masks.threads.written if loop.masks.threads else loop.masks.written)
+        found.update(written=loop.masks.threads.written if loop.masks.threads else loop.masks.report().written)
     return found
 
 

@@ -16,9 +16,9 @@ from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
 from gapless.loop.masks import Masks
-from gapless.loop.records import ChunkRecord, StepRing
+from gapless.loop.records import ChunkRecord, StepCounts, StepRing
 from gapless.loop.settle import Lines, of_decode_rows, settle, with_failures
-from gapless.loop.steplog import Counters, StepLog
+from gapless.loop.steplog import StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
@@ -476,7 +476,7 @@ class Loop:
         return self._depth.now(self.planner.queued)
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> StepCounts:
         return self.log.counters
 
     @property

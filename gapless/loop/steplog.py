@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
+from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.offload.transfers import Transfers
 from gapless.pace.chunk_limit import OverrunCause
@@ -14,32 +14,6 @@ from gapless.step.launcher import Flight
 
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
-
-
-class Counters:
-    """Counters of the loop. They only grow."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.admitted_tokens = 0
-        self.admitted_cached = 0
-        self.admitted_loaded = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.declined_depth = 0
-        self.declined_ring = 0
-        self.declined_capture = 0
-        self.declined_queue = 0
-        self.captures_refused = 0
-        self.graph_steps = 0
-        self.graph_misses = 0
-        self.chained_steps = 0
-        self.dropped_identity = 0
-        self.held_rows = 0
-        self.over_itl_rows = 0
-        self.over_itl_chunk = 0
-        self.over_itl_late = 0
 
 
 class Measured(NamedTuple):
@@ -58,7 +32,7 @@ class StepLog:
     def __init__(self, clock: Callable[[], int]) -> None:
         self.records = StepRing()
         self.timeline = Timeline()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self._clock = clock
         self._accounted = 0
         # Times before the next launch, for its record.
@@ -127,7 +101,7 @@ class StepLog:
 
     def interrupted(self) -> None:
         """Count a wait without an ended step."""
-        self.timeline.wait += self._clock() - self._observing_at
+        self.timeline.host.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
@@ -190,7 +164,7 @@ class StepLog:
     def forget(self) -> None:
         """Reset all counters."""
         self.records.clear()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self.timeline = Timeline()
         self._accounted = self.records.ended
         self.timeline.begin(self._clock())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request
-from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
+from gapless.base.speculative import MAX_DRAFTS, DraftCounts, SpeculativeConfig
 from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
@@ -213,21 +213,6 @@ def kind_of(rows: int, prompt: int = 0) -> StepKind:
     return rows.bit_length(), prompt.bit_length()
 
 
-class DraftCounts:
-    def __init__(self, drafts: int) -> None:
-        self.verified, self.accepted = np.zeros((2, drafts), np.int64)
-        """Draft tokens of rows that got tokens, and the right ones among them, by place"""
-
-    @property
-    def drafts(self) -> int:
-        """Rows that verified drafts, summed over steps."""
-        return int(self.verified[0])
-
-    @property
-    def draft_tokens(self) -> int:
-        return int(self.verified.sum())
-
-
 class Gate:
     """Chooses the number of drafts of a step, 0 included. Drafters also draft in steps without, to see the hypothetical
     gain.
@@ -263,7 +248,7 @@ class Gate:
         """Recent least time of a step of each kind and number of places, or of each of its prompt tokens"""
         self._held: dict[tuple[StepKind, int], float] = {}
         """Share of rows held in such steps, for lack of masks"""
-        self._counts = DraftCounts(speculation.drafts)
+        self._verified, self._accepted = np.zeros((2, speculation.drafts), np.int64)
         self._seen: list[bytes] = []
         """Tokens of observed steps not yet taken in, all with these rows and places, and the same choice before"""
         self._seen_rows, self._seen_places, self._seen_drafted = self._index, 1, True
@@ -383,7 +368,7 @@ class Gate:
         self._seen.clear()
         taken = tokens >= 0
         if ran:
-            self._counts.verified[:ran] += _verified(tokens, ran)
+            self._verified[:ran] += _verified(tokens, ran)
         else:
             taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a held row gives no evidence
         if not self._seen_drafted:  # a form may have drafted
@@ -392,7 +377,7 @@ class Gate:
         place, beyond = self._place[ran]
         got = np.add.reduce(taken, 0)
         times, share = got.take(place, 1), got.take(place + 1, 1)
-        self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
+        self._accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
         # The prior of new rows follows the rows that may have drafts, at places that looks include.
@@ -401,10 +386,9 @@ class Gate:
         forgets = (1 - USUAL) ** np.minimum(seen, MOST_PENDING)
         self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(seen, 1) - self._hopes)
 
-    @property
-    def counts(self) -> DraftCounts:
+    def report(self) -> DraftCounts:
         self._take_in()
-        return self._counts
+        return DraftCounts(tuple(self._verified.tolist()), tuple(self._accepted.tolist()))
 
 
 def _verified(tokens: Int32s, ran: int) -> list[int]:

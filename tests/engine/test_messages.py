@@ -10,8 +10,11 @@ from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, Q
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageChange, PageEvent, Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import AdapterChange, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo
+from gapless.engine.stats import Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
+from gapless.offload.below import LowerCounts
+from gapless.plan.queue import QueueCounts
 
 PARAMS = SamplingParams(
     *(3, 0.5, 0.9, 7, 0.1, -5),
@@ -247,7 +250,11 @@ def test_page_events_whose_tokens_fill_no_pages_are_refused(change):
 
 def test_one_frame_holds_a_turn():
     info = EngineInfo("m", "cpu", "float32", 10, 20, 3, 4, 5, 6, "auto", 7, (("weights", 0.5),))
-    frame = [m.Ready(info), m.Admitted(1, 2), m.StatsReport(Stats(running=3))]
+    frame = [
+        m.Ready(info),
+        m.Admitted(1, 2),
+        m.StatsReport(Stats(queue=QueueCounts(running=3), lower=(LowerCounts(hits=2),))),
+    ]
     assert m.decode_from_core(m.encode(frame)) == frame
 
 
