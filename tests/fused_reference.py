@@ -11,7 +11,7 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, Joint, Shrunk
 from gapless.kernels.attention import decode_attention
 from gapless.kernels.plain import add_rms_norm, rms_norm, rope_and_write, silu_mul
-from gapless.kernels.seam import AdaptedRows, FusedRows, JoinedRows, Linear, Normable
+from gapless.kernels.seam import AdaptedRows, FusedRows, JoinedRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -36,32 +36,16 @@ def own_half(joint: Joint) -> Shrunk:
     return Shrunk(joint.inner[rows, joint.slots].float()[None], joint.slots, joint.part)
 
 
-def normed(x: Normable, eps: float) -> Tensor:
-    """Return the rows with their norm finished."""
-    rows, norm, squares = x
-    if norm is not None:
-        return rms_norm(rows, norm, eps)
-    if squares is None:
-        return rows
-    mean = squares.sum(-1, keepdim=True) / rows.shape[1]
-    return (rows * (mean + eps).rsqrt()).to(rows.dtype)
+def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
+    return linear(rms_norm(x, norm, eps))
 
 
-def normed_linear(x: Normable, eps: float, linear: Linear) -> Tensor:
-    return linear(normed(x, eps))
+def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
+    return silu_mul(linear(rms_norm(x, norm, eps)))
 
 
-def normed_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
-    return silu_mul(linear(normed(x, eps)))
-
-
-def linear_add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    return Normable(x.add_(linear(y)), norm)
-
-
-def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
+def linear_add(x: Tensor, y: Tensor, linear: Linear) -> None:
     x.add_(linear(y))
-    return Normable(x * norm, None, x.float().square().sum(-1, keepdim=True))
 
 
 def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -84,15 +68,6 @@ def adapted_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     y = linear(x)
     expand(y, added)
     return y
-
-
-def bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    return linear(x)
-
-
-def adapted_rope_and_write(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
-    expand(qkv.flatten(1), added)
-    rope_and_write(qkv, rotation, kv, tokens)
 
 
 def adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
@@ -124,19 +99,8 @@ def joint_add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Ten
     return add_rms_norm(x, joint_sum(joint), norm, eps)
 
 
-ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
-MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
-FEW_ROWS = FusedRows(
-    32, lambda linear: True, lambda x, norm, eps: Normable(x, norm), normed_linear, normed_silu_mul, linear_add, decode,
-    ADAPTED_ROWS,
-)  # fmt: skip
+ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, adapted_silu_mul, adapted_linear_add)
+FEW_ROWS = FusedRows(32, lambda linear: True, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
 JOINED_ROWS = JoinedRows(
-    256, lambda linear: True, joint_linear, joint_decode,
-    lambda joint: silu_mul(joint_sum(joint)), joint_add_rms_norm,
+    256, joint_linear, joint_decode, lambda joint: silu_mul(joint_sum(joint)), joint_add_rms_norm,
 )  # fmt: skip
-MANY_ROWS = FEW_ROWS._replace(
-    most=256,
-    first=lambda x, norm, eps: Normable(rms_norm(x, norm, eps)),
-    linear_add=linear_add_square,
-    adapted=MANY_ADAPTED,
-)

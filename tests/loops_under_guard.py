@@ -52,7 +52,7 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     checker.register(f"{prefix}words", executor.sent)
     checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
-    if not executor.device.maps_host:
+    if not executor.device.caps.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
     checker.register(f"{prefix}packet", executor.packets)
     checker.register(f"{prefix}outbox", executor.outboxes)

@@ -25,16 +25,17 @@ from scripted_drafter import MOST, Scripted
 from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Int32s, Request
+from gapless.base.records import REJECTED, Int32s, Request
 from gapless.device import CpuDevice, Device
-from gapless.kernels.layout import REJECTED
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.views import Recall
 from gapless.loop import mask_threads
 from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.model.drafting.suffixes import SuffixLookup
+from gapless.pace.draft_gate import Verify
 from gapless.step.keys import AdjustKey
-from gapless.step.speculation import Speculation, SuffixLookup, Verify
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.sim import SimDevice
 

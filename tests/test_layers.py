@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": {"base"},
     "offload": {"base", "device", "kernels", "memory", "model", "pace"},
     "step": {"base", "device", "kernels", "memory", "model", "pace"},
-    "plan": {"base", "memory", "offload"},
+    "plan": {"base", "memory"},
     "loop": {"base", "device", "kernels", "model", "memory", "offload", "pace", "plan", "step"},
     "text": {"base"},
     "grammar": {"base", "text"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
@@ -19,28 +18,6 @@ MAX_DRAFTS = 8
 SHORTEST_MATCH = 2
 """Tokens of a match of the method suffix, at least"""
 MAX_CACHED_REQUESTS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCounts:
-    """Draft tokens of rows that got tokens, by place: few rows may run many."""
-
-    verified: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
-    """The right ones among them"""
-
-    @property
-    def drafts(self) -> int:
-        """Rows that verified drafts, summed over steps"""
-        return sum(self.verified[:1])
-
-    @property
-    def draft_tokens(self) -> int:
-        return sum(self.verified)
-
-    @property
-    def right(self) -> int:
-        return sum(self.accepted)
 
 
 class SpeculativeConfig(NamedTuple):

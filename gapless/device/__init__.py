@@ -8,9 +8,10 @@ from gapless.base.errors import ConfigError
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.ring import Fence, Ring, RingSlot
-from gapless.device.seam import Device, Graph, Program, Stream
+from gapless.device.seam import Caps, Device, Graph, Program, Stream
 
 __all__ = [
+    "Caps",
     "CpuDevice",
     "CudaDevice",
     "Device",

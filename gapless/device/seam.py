@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,18 +75,45 @@ class Graph(Protocol):
         ...
 
 
+class Caps(NamedTuple):
+    """Capabilities of a device, and the sizes that suit it. The defaults fit programs of plain PyTorch in the host's
+    memory."""
+
+    kernels: str = "torch"
+    """Kernels that its programs may launch: torch, native (C++ in the host's memory) or triton"""
+    captures: bool = False
+    """Whether `capture` works here"""
+    maps_host: bool = True
+    """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
+    own_memory: bool = False
+    """Whether `memory` is the device's alone; else the host needs most of it"""
+    real_time: bool = True
+    """Whether its time passes as the host's: simulated time does not, so no thread beside the loop may watch or help"""
+    polled: bool = False
+    """Whether programs order their accesses to the host's memory, so that its threads may poll it during a step"""
+    pads: bool = False
+    """Whether padding a step to a captured one takes less time than launching its kernels"""
+    slow: bool = False
+    """Whether a prompt of the usual step budget, and captures at the start, make others wait long"""
+    launch_queue: int = 0
+    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
+    rows: int = 64
+    """Default of the requests that run at once"""
+    drafted_rows: int = 8
+    """Most rows of a step with drafts: more rows keep the device busy without drafts"""
+    step_tokens: int = 1024
+    """Default token budget of a step"""
+    operations: float = 2e10
+    """Operations a second of the slowest such device that a watchdog must bear with: two old cores"""
+
+
 class Device(Protocol):
     """Runs steps: `compute` computes them, `token_out` copies tokens to the host, the bulk streams move KV."""
 
     kind: str
-    """cpu, cuda or sim"""
+    """The device's name, for people and in the identity of KV pages"""
+    caps: Caps
     torch_device: torch.device
-    maps_host: bool
-    """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
-    captures: bool
-    """Whether `capture` works here"""
-    launch_queue: int
-    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
 
     compute: Stream
     token_out: Stream

@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
-from gapless.device import Device, build, kind_of, open_device
+from gapless.device import Caps, Device, build, kind_of, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -33,7 +33,7 @@ from gapless.engine.on_device import on_device
 from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
-from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, settle_dtype, step_bytes
+from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
 from gapless.engine.stats import Stats, collect
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -48,10 +48,13 @@ from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.events import PageEvents
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
+from gapless.model.drafting.forms import no_guesses
+from gapless.model.drafting.prompt_lookup import PromptLookup
+from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows, no_guesses
+from gapless.step.speculation import Speculation
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
@@ -104,7 +107,7 @@ class EngineCore:
         self._allocations = 0
         """The device's allocation count at the end of start-up."""
         self._watchdog: Watchdog | None = None
-        if info.watchdog_seconds and device.kind != "sim":
+        if info.watchdog_seconds and device.caps.real_time:
             self._watchdog = Watchdog(info.watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
@@ -269,10 +272,10 @@ def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
 def _build_on(
     device: Device, config: EngineConfig, model_config: ModelConfig, spent: list[tuple[str, float]]
 ) -> EngineCore:
-    config = on_device(device, lambda: settle_dtype(config, model_config, device.kind))
+    config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
-    kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
+    kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
     if not config.threads and parameters(model_config) < SMALL_MODEL:
         on_device(device, lambda: native.share_from(SMALL_TIMES))
     processors = import_processors(config.processors, device)
@@ -280,7 +283,7 @@ def _build_on(
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
         model_config = model.config  # confirmed by its weights
-        drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
+        drafting = on_device(device, lambda: speculation(config, device, model))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
@@ -301,11 +304,11 @@ def _build_on(
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
                 # A user's budget is kept. A GPU takes less than 0.1 s for a usual one.
-                bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
+                bounds_stalls=device.caps.slow and not config.max_num_batched_tokens,
                 max_itl_ns=int((config.max_itl or 0) * 1e6),
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
-                mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
+                mixed=_mixed(device.caps, parameters(model_config), sizes.step_tokens),
                 adapters=adapters,
                 speculation=drafting,
                 processors=processors,
@@ -329,7 +332,7 @@ def _build_on(
         processors=tuple(config.processors),
         tiers=tuple(tiers.kinds),
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
-        watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
+        watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.caps.operations),
     )
     # The watchdog runs from here: a device that hangs in its first step is a failed start, not an endless one.
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
@@ -340,15 +343,15 @@ def _build_on(
         if kernels.ahead is not None:
             with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
-        if device.kind == "cuda":  # after libraries have allocated their workspaces: torch's products, 32 MiB
-            step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
-            device.reserve(step.eager, step.graphs)
+        # After libraries have allocated their workspaces: torch's products, 32 MiB.
+        step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
+        device.reserve(step.eager, step.graphs)
         with _timed(spent, "warm-up", "warming up"):
-            _warm_up(loop, sizes, largest=device.kind == "cuda")
+            _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
-            loop.capture(CAPTURE_SECONDS if device.kind == "cpu" else inf)
-        if loop.masks is not None and device.kind != "sim":
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
+            loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
+        if loop.masks is not None and device.caps.real_time:
+            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -357,11 +360,12 @@ def _build_on(
     return core
 
 
-def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: int) -> Speculation | None:
+def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None
-    drafts, most = asked.num_speculative_tokens, drafted_rows(device.kind, rows)
+    rows = config.max_num_seqs or device.caps.rows
+    drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
     if asked.method == "ngram":
         return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
     if asked.method == "grammar":
@@ -387,10 +391,10 @@ def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
     return () if config.enforce_eager else buckets_up_to(most)
 
 
-def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
+def _mixed(caps: Caps, parameters: int, step_tokens: int) -> MixedSizes | None:
     """Return the sizes of captured steps with chunks; None for none."""
-    if kind != "cuda":
-        return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
+    if not caps.pads:
+        return ALONE if caps.slow and parameters < TINY_MODEL else None
     most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
     return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
 

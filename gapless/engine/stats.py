@@ -7,7 +7,6 @@ from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from gapless.base.speculative import DraftCounts
 from gapless.engine.series import gauges
 from gapless.grammar.compiler import GrammarCounts
 from gapless.loop.records import MaskCounts, StepCounts
@@ -15,6 +14,7 @@ from gapless.loop.timeline import DeviceTimes, HostTimes, StepSizes
 from gapless.memory.pages import PageCounts
 from gapless.offload.below import LowerCounts
 from gapless.offload.copies import HostCounts
+from gapless.pace.draft_gate import DraftCounts
 from gapless.plan.queue import QueueCounts
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from gapless.kernels.invariant_attention_triton import triton_invariant_decode, 
 from gapless.kernels.invariant_linear_triton import InvariantLinear
 from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.linear import TorchLinear
-from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
@@ -55,9 +54,7 @@ TRITON_KERNELS = Kernels(
     stores_on_host=True,
     ahead=ahead,
 )
-HALF_KERNELS = TRITON_KERNELS._replace(
-    linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS, joined_rows=JOINED_ROWS
-)
+HALF_KERNELS = TRITON_KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, joined_rows=JOINED_ROWS)
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = TRITON_KERNELS._replace(
     linear=InvariantLinear,

@@ -13,7 +13,7 @@ from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_FEW_ROWS, MOST_FEW_WEIGHT, launch
 from gapless.kernels.library_triton import operator
 from gapless.kernels.linear import TorchLinear, weights
-from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
+from gapless.kernels.seam import AdaptedRows, FusedRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -77,18 +77,13 @@ def _serves(linear: Linear) -> bool:
     return weights(linear)[0].numel() <= MOST_FEW_WEIGHT
 
 
-def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
-    return Normable(x, norm)
-
-
-def _normed(gated: bool, x: Normable, eps: float, linear: Linear) -> Tensor:
-    found: Tensor = triton_normed_linear(x.rows, x.norm, eps, *weights(linear), gated)
+def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
+    found: Tensor = triton_normed_linear(x, norm, eps, *weights(linear), gated)
     return found
 
 
-def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
+def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
     triton_linear_add(x, y, *weights(linear))
-    return Normable(x, norm)
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -99,7 +94,7 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-def norm_with_adapters(
+def _norm(
     x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
 ) -> tuple[Tensor, Tensor, Shrunk | None]:
     before, up = (None, None) if added is None else (added.inner, added.part.up)
@@ -119,7 +114,7 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
     return Shrunk(inner, slots, part)
 
 
-ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
+ADAPTED_ROWS = AdaptedRows(_norm, partial(_adapted, False), partial(_adapted, True), _adapted_add)
 FEW_ROWS = FusedRows(
-    MOST_FEW_ROWS, _serves, _first, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
+    MOST_FEW_ROWS, _serves, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
 )

@@ -1,4 +1,4 @@
-"""A decoder layer for rows with adapters and large matrices on CUDA: the seam's `JoinedRows`.
+"""A decoder layer for rows with adapters on CUDA: the seam's `JoinedRows`.
 
 A product computes the first half of every slot's adapter for every row, even of a slot being loaded: a slot's result is
 read for its own rows alone, and it has none until its load has been observed. First halves have the product's dtype
@@ -14,7 +14,6 @@ from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Joint
 from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.linear import weights
-from gapless.kernels.many_rows_triton import MOST_MANY_WEIGHT
 from gapless.kernels.norm_triton import triton_add_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import JoinedRows, Linear
@@ -22,10 +21,6 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 MOST_JOINED_ROWS = 256
 """Most rows that each read their own adapter; for more, kernels with shared reads are faster."""
-
-
-def _serves(linear: Linear) -> bool:
-    return weights(linear)[0].numel() > MOST_MANY_WEIGHT
 
 
 def _whole(front: Tensor, size: int) -> Tensor:
@@ -63,4 +58,4 @@ def _add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Tensor:
     return found
 
 
-JOINED_ROWS = JoinedRows(MOST_JOINED_ROWS, _serves, _linear, _decode, _silu_mul, _add_rms_norm)
+JOINED_ROWS = JoinedRows(MOST_JOINED_ROWS, _linear, _decode, _silu_mul, _add_rms_norm)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from gapless.base.records import Flag
+from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
@@ -126,7 +126,7 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> TakenT
     flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
     flags = torch.where(active, flags, int(Flag.INERT)).int()
-    return TakenTokens(torch.where(taken, tokens, tokens.clamp(max=L.NO_TOKEN)).int(), counts, flags)
+    return TakenTokens(torch.where(taken, tokens, tokens.clamp(max=NO_TOKEN)).int(), counts, flags)
 
 
 def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: TakenTokens, tables: Tables) -> None:
@@ -148,7 +148,7 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
     step, slot = words[L.PACKET_STEP : L.PACKET_STEP + 1], words[L.PACKET_SLOT : L.PACKET_SLOT + 1]
     size = L.line_words(table.shape[1] - L.LINE_TOKENS)
     header = pad(torch.stack((step, torch.full_like(step, table.shape[0])), dim=1), (0, size - 2))
-    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=L.NO_TOKEN))).view(1, -1)
+    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=NO_TOKEN))).view(1, -1)
     lines[:, : out.shape[1]].index_copy_(0, slot.long(), out)
 
 

@@ -74,26 +74,12 @@ class AdaptedRows(NamedTuple):
     """(x [B, H], added, norm [H], eps, slots int64 [B], part) -> x with the second half of `added`, rounded to x's
     dtype; its rms_norm; and the first half of `part` for a product of the norm, if any"""
     linear: Callable[[Tensor, Shrunk, Linear], Tensor]
-    """(x [B, H], added, linear) -> linear(x) and, unless `rotate` adds it, the second half of `added` [B, out]"""
-    rotate: Callable[[Tensor, Shrunk, Rotation, KV, TokenBatch], None] | None
-    """(qkv [B, Q + 2K, D], added, rotation, kv, tokens): `rope_and_write` of qkv and the second half of `added`"""
+    """(x [B, H], added, linear) -> linear(x) and the second half of `added` [B, out]"""
     silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
     """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
     linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
     """(x [B, out], y [B, in], linear, slots, part): x += linear(y) in place, rounded to x's dtype; returns the first
     half of `part`'s terms"""
-
-
-class Normable(NamedTuple):
-    """Rows with an unfinished norm, which their product completes."""
-
-    rows: Tensor
-    """[B, H], times the norm's weight unless `norm` is given"""
-    norm: Tensor | None = None
-    """[H] the norm's weight, if the whole norm is left to do"""
-    squares: Tensor | None = None
-    """[B, S] float32, sums of squares of each row before that weight, if only the division by the root mean square is
-    left. None here and above: the rows are normed."""
 
 
 class FusedRows(NamedTuple):
@@ -107,15 +93,12 @@ class FusedRows(NamedTuple):
     """Most rows of this faster way"""
     serves: Callable[[Linear], bool]
     """Whether it computes this linear layer, and fast. A single row of few takes this way in any case."""
-    first: Callable[[Tensor, Tensor, float], Normable]
-    """(x [B, H], norm [H], eps) -> inputs for a product of x's norm"""
-    linear: Callable[[Normable, float, Linear], Tensor]
-    """(x, eps, linear) -> linear(rms_norm) [B, out]"""
-    silu_mul: Callable[[Normable, float, Linear], Tensor]
-    """(x, eps, linear of 2I) -> silu_mul(linear(rms_norm)) [B, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear, Tensor], Normable]
-    """(x [B, out], y [B, in], linear, norm [out]): x += linear(y) in place, rounded to x's dtype; returns the inputs
-    for a product of x's norm"""
+    linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
+    """(x [B, H], norm [H], eps, linear) -> linear(rms_norm) [B, out]"""
+    silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]
+    """(x, norm, eps, linear of 2I) -> silu_mul(linear(rms_norm)) [B, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear], None]
+    """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
     """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
     `decode_attention`. Overwrites qkv."""
@@ -124,13 +107,11 @@ class FusedRows(NamedTuple):
 
 
 class JoinedRows(NamedTuple):
-    """A decoder layer of rows of one token each, some with adapters, for large matrices: the matrices of all adapters
-    are stored below these, so that the products include the adapters' first half."""
+    """A decoder layer of rows of one token each, some with adapters: the matrices of all adapters are stored
+    below the model's, so that the products include the adapters' first half."""
 
     most: int
     """Most rows of this faster way"""
-    serves: Callable[[Linear], bool]
-    """Whether models with this linear layer use it"""
     linear: Callable[[Tensor, Linear, Tensor, AdapterPart], Joint]
     """(x [B, in], linear, slots int64 [B], part), with `down` stored below the matrix"""
     decode: Callable[[Joint, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
@@ -267,10 +248,8 @@ class Kernels(NamedTuple):
     """Whether `finish`, `score`, `mask` and `reply` on a device can write and read pinned host memory."""
     few_rows: FusedRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""
-    many_rows: FusedRows | None = None
-    """A faster way for decode batches of more rows. None: they run as any other."""
     joined_rows: JoinedRows | None = None
-    """A faster way for decode batches with adapters and large matrices. None: they run as any other."""
+    """A faster way for decode batches with adapters. None: they run as any other."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
     """A context whose programs only compile their kernels, in parallel, finished at its end. None: there is nothing to
     compile."""

@@ -26,13 +26,13 @@ from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.offload.transfers import Transfers
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
+from gapless.pace.draft_gate import Verify
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
 from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.speculation import Verify, most_drafts
 from gapless.step.wishes import wish_words
 
 log = logging.getLogger("gapless.loop")
@@ -108,7 +108,7 @@ class Loop:
             if not self.rows.slots[name].size:
                 raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
             seq.fill, seq.sends_past = len(wish_words(request)), True
-        if self.launcher.gate is not None and most_drafts(request):
+        if self.launcher.gate is not None and request.most_drafts:
             seq.sends_past = True
         seq.held = self._takes_masks(request)
         seq.transfer = request.transfer
@@ -118,7 +118,6 @@ class Loop:
             seq.leases += (request.adapter,)
         idle = not self.planner.wanting
         self.planner.add(seq)
-        self.planner.room.begin(seq)
         self._arrivals += 1
         if seq.held and self.masks is not None:
             self._begin_masks(self.masks, request)
@@ -387,7 +386,9 @@ class Loop:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
         if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
-            self.launcher.gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
+            batch = flight.batch
+            prompt = batch.tokens - batch.decode if batch.chunks else 0
+            self.launcher.gate.learn(flight.decision.kind, batch.places, prompt, ns, measured.held)
         if self._chunk_limit is not None:
             self._weigh(self._chunk_limit, flight.plan, measured.device, learns=not scores)
 

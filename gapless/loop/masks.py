@@ -27,7 +27,6 @@ from gapless.device import Device, Fence
 from gapless.loop.records import MaskCounts
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
-from gapless.step.speculation import most_drafts
 
 log = logging.getLogger("gapless.loop")
 
@@ -123,15 +122,16 @@ class Masks:
         matcher, name = request.matcher, request.params.masked_by
         why = "it came without a matcher" if matcher is None else ""
         # The steps of a CPU read the mail without barriers of their own.
-        native = self.threads is not None and _as_native(matcher) is not None and self._device.kind == "cuda"
-        if not (IN_ORDER or native or self._device.kind == "sim"):
+        caps = self._device.caps
+        native = self.threads is not None and _as_native(matcher) is not None and caps.polled
+        if not (IN_ORDER or native) and caps.real_time:
             why = f"on {platform.machine()} they need a GPU, and a C++ compiler at the engine's start"
         if why:
             raise RequestError(f"{name}: {why}; leave it out", name)
 
     def begin(self, request: Request) -> None:
         """Take over a request's fresh matcher."""
-        matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
+        matcher, drafts = request.matcher, min(self.mail.drafts, request.most_drafts)
         if self.threads and (native := _as_native(matcher)) is not None:
             if (texts := native.texts) is not None and texts is not self._texts:
                 self._texts = texts

@@ -125,6 +125,8 @@ class StepRecord(NamedTuple):
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
+    in_vain: bool
+    """Whether it computed no prompt, and gave no row a token since the masks of all were late"""
     decode: Int64s
     """Requests that decoded one token each; steps with the same ones share the array."""
     chunks: tuple[ChunkRecord, ...]
@@ -193,7 +195,7 @@ class StepTable(Sequence[StepRecord]):
 
 def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, ...]) -> StepRecord:
     columns: dict[str, Any] = dict(zip(COLUMNS, numbers, strict=True))
-    flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited")}
+    flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited", "in_vain")}
     return StepRecord(**(columns | flags), decode=decode, chunks=chunks)
 
 
@@ -226,7 +228,7 @@ class StepRing:
         self.begun += 1
 
     def end(self, *end: int) -> None:
-        """End the oldest step in flight: the columns from `device_start` to `waited`, in order."""
+        """End the oldest step in flight: the columns from `device_start` to `in_vain`, in order."""
         _END.pack_into(self._bytes, self.ended % self._size * _STEP_BYTES + _LAUNCH.size, *end)
         self.ended += 1
 

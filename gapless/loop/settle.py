@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.records import Flag, Int32s, Int64s, StepLogprobs, StepPlan
-from gapless.kernels.layout import NO_TOKEN
+from gapless.base.records import NO_TOKEN, Flag, Int32s, Int64s, StepLogprobs, StepPlan
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines

@@ -140,12 +140,10 @@ class StepLog:
         if flight.plan.step == self._held_by:
             self._held_until = on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, self._in_vain)
+        self._in_vain = False
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
-        if self._in_vain:
-            self.timeline.in_vain(end - start)
-            self._in_vain = False
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start, min(1.0, held))
 

@@ -189,7 +189,9 @@ class Timeline:
         if launched:
             np.add.at(self._idle, late, edges[3] - edges[2])
         self.covered = int(reached[-1])
-        self.busy += int((reached - edges[4]).sum())
+        in_vain = int((end - start)[rows["in_vain"] != 0].sum())
+        self._idle[_GRAMMAR] += in_vain
+        self.busy += int((reached - edges[4]).sum()) - in_vain
 
     def _count(self, decode: Int64s, chunk: Int64s) -> None:
         prefill = int(np.count_nonzero(chunk))
@@ -201,11 +203,6 @@ class Timeline:
         sizes.tokens += int(tokens.sum())
         # The exponent of a float is the length of an integer in bits.
         self._by_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
-
-    def in_vain(self, ns: int) -> None:
-        """Move a step's time from busy to idle: its rows all lacked masks."""
-        self.busy -= ns
-        self._idle[_GRAMMAR] += ns
 
     def rest(self, now: int) -> None:
         """Count all time until `now` as idle without work."""

@@ -87,7 +87,7 @@ def padded(rank: int) -> int:
     return max(LEAST_RANK, 1 << (rank - 1).bit_length())
 
 
-MOST_BELOW = 1 / 16
+MOST_BELOW = 1 / 8
 """The share of a layer's matrices that tables below them may have: products read all of them"""
 
 

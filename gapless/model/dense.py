@@ -86,10 +86,9 @@ class DenseModel:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(block_of(layer, next_norm, kernels.linear))
-        few, many = kernels.few_rows, kernels.many_rows
+        few = kernels.few_rows
         # One row is always faster so: its matrices are read as fast, in fewer launches.
         self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1
-        self.many_rows = many if many and all(map(many.serves, self._linears())) else None
         self.head = kernels.linear(params.head, None)
         # A tied embedding whose head can give its rows needs no memory of its own.
         shared = params.head is params.embedding and hasattr(self.head, "rows")
@@ -99,8 +98,7 @@ class DenseModel:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.adapters = adapters
-        joined = kernels.joined_rows if adapters is not None and adapters.below else None
-        self.joined = joined if joined and any(map(joined.serves, self._linears())) else None
+        self.joined = kernels.joined_rows if adapters is not None and adapters.below else None
         self.rope = rope_table(config, max_model_len, params.embedding.device)
 
     def _linears(self) -> Iterator[Linear]:
@@ -138,14 +136,12 @@ class DenseModel:
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
         if inputs.starts is None:
-            adapted, few, many, joined = inputs.adapters is not None, kernels.few_rows, self.many_rows, self.joined
+            adapted, few, joined = inputs.adapters is not None, kernels.few_rows, self.joined
             way = self._adapted_rows if adapted else self._fused_rows
             if few is not None and len(x) <= self.few_most:
                 return way(few, x, inputs, cache, taps)
             if adapted and joined is not None and len(x) <= joined.most:
                 return self._joined_rows(joined, x, inputs, cache, taps)
-            if many is not None and len(x) <= many.most:
-                return way(many, x, inputs, cache, taps)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
@@ -161,13 +157,14 @@ class DenseModel:
         """Run the forward in fewer launches, for rows of one token each: a product finishes the norm before it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         decode = fused.decode if inputs.places == 1 else self._decode
-        y = fused.first(x, self.blocks[0].input_norm, eps)
+        norm = self.blocks[0].input_norm
         for i, block in enumerate(self.blocks):
-            qkv = fused.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
+            qkv = fused.linear(x, norm, eps, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, self.first_layer + i, inputs.page_table)
             found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            y = fused.linear_add(x, found, block.output, block.mlp_norm)
-            y = fused.linear_add(x, fused.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
+            fused.linear_add(x, found, block.output)
+            fused.linear_add(x, fused.silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
+            norm = block.next_norm
             taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
@@ -183,11 +180,7 @@ class DenseModel:
             assert own is not None
             qkv = ways.linear(y, own, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            if ways.rotate is None:
-                y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            else:
-                ways.rotate(qkv, own, self._rotation(block), kv, tokens)
-                y = self._attend(qkv, kv, batch, config.head_dim**-0.5)
+            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             added = ways.linear_add(x, y, block.output, slots, parts.output)
             x, y, own = ways.norm(x, added, block.mlp_norm, eps, slots, parts.gate_up)
             assert own is not None
@@ -216,9 +209,6 @@ class DenseModel:
     ) -> Tensor:
         """`FusedRows.decode` in two launches, for rows that read what other rows write."""
         self.kernels.rope_and_write(qkv, rotation, kv, tokens)
-        return self._attend(qkv, kv, batch, scale)
-
-    def _attend(self, qkv: Tensor, kv: KV, batch: RowBatch, scale: float) -> Tensor:
         assert self.kernels.decode_attention is not None
         return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, scale)
 

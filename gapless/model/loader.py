@@ -14,10 +14,10 @@ from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
-from gapless.model.draft_model import DraftModel, PageShare
-from gapless.model.eagle import EagleLayer, HeadConfig, load_params
-from gapless.model.heads import RecurrentHead
-from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
+from gapless.model.drafting.draft_model import DraftModel, PageShare
+from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
+from gapless.model.drafting.heads import RecurrentHead
+from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 

@@ -17,8 +17,8 @@ from gapless.base.errors import CheckpointError
 from gapless.kernels.linear import refill
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
+from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.fingerprint import digest_of
-from gapless.model.mtp import of_mtp_layers
 from gapless.model.params import Matrix, Params, allocate, slots
 from gapless.model.weights import load_weights, own_head, tensor_names
 

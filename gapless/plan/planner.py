@@ -15,6 +15,7 @@ from gapless.memory.index import PrefixIndex, first_entry
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
+from gapless.memory.source import NO_SOURCE, PageSource
 from gapless.plan.bounds import Bounds, RowNumbers
 from gapless.plan.limits import Limits
 from gapless.plan.prefill import Prefill
@@ -36,8 +37,9 @@ class Planner:
     """Continuous batching with chunked prefill, prefix hits, and preemption by recompute."""
 
     def __init__(
-        self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None
-    ) -> None:
+        self, limits: Limits, pools: Pools[PagePool], rows: RowTable, ledger: Ledger, index: PrefixIndex | None = None,
+        source: PageSource = NO_SOURCE,
+    ) -> None:  # fmt: skip
         assert limits.tokens >= rows.size, "every row must fit into one step"
         self.waiting = WaitingQueue(limits.queue, limits.by_priority)
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
@@ -72,7 +74,7 @@ class Planner:
         """Whether a row in prefill got no pages in the plan being made."""
         self._refused_at: tuple[int, ...] | None = None
         """Pages available and the index's version when the head of the queue last did not fit."""
-        self.room = Room(pools, index, self.bounds, limits.tokens)
+        self.room = Room(pools, index, source, self.bounds, limits.tokens)
 
     # Sequences between steps.
 
@@ -83,6 +85,8 @@ class Planner:
         self._refused_at = None
         if self.index and seq.tokens is not None:
             seq.chain = self.index.chain(seq.tokens, seq.salt, seq.adapter)
+        if seq.transfer.offer:
+            self.room.source.offers(seq.transfer.offer)
 
     def abort(self, key: int) -> None:
         """End a sequence in any state. Unknown keys are ignored: the sequence may have ended."""
@@ -345,7 +349,7 @@ class Planner:
 
     def _make_room(self) -> None:
         """Preempt the last in rank for an empty pool, unless pages are about to return by themselves."""
-        if self.leaving or self.ending or self.room.loading or any([pool.fenced for pool in self.pools]):
+        if self.leaving or self.ending or self.room.source.loading or any([pool.fenced for pool in self.pools]):
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
@@ -374,11 +378,13 @@ class Planner:
         del self.by_key[seq.key]
         if state is State.WAITING:
             self.waiting.remove(seq)
-            self.room.give_up(seq)
+            self.room.source.give_up(seq.key)
             self._refused_at = None  # later sequences have moved up
         else:
             self.give_up_row(seq)
-        self.room.end(seq, whole)
+        if seq.transfer.offer:
+            digests = seq.chain.digests[: seq.prompt // self._page_size] if whole and seq.chain is not None else []
+            self.room.source.offered(seq.transfer.offer, digests)
 
     def _unlink(self, seq: Sequence) -> State:
         """Remove the sequence from the list of its state; returns that state."""
@@ -449,11 +455,11 @@ class Planner:
             elif room.refused_before(seq):
                 passed.append(seq)
             else:
-                matched = room.match(seq)
-                words = seq.fill + matched * self._page_size if seq.sends_past else 0
-                if room.waits_for_load(seq, matched):
+                if (matched := room.match(seq)) is None:
                     loading.append(seq)
-                elif words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
+                    continue
+                words = seq.fill + matched * self._page_size if seq.sends_past else 0
+                if words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self.claim(seq, matched):
                     fill -= words

@@ -9,7 +9,6 @@ from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer
 from gapless.memory.index import Gaps
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixChain
-from gapless.offload.search import LoadTicket, Search
 
 
 class State(Enum):
@@ -85,18 +84,8 @@ class Sequence:
     """Number of leading prompt positions with wanted log-probabilities."""
     scored: int = 0
     """How many of these are settled. Only their pages may come from the prefix index, which holds no logits."""
-    ticket: LoadTicket | Search | None = None
-    """Running load from the host tier, or search of the tiers below, that it waits for."""
-    search: Search | None = None
-    """Search of the tiers below since it last had a row"""
-    loads_begun: int = 0
-    """Loads it has waited for since it last had a row."""
-    had: int | None = None
-    """Pages it had on the device at its first wait for others since it last had a row"""
     loaded: int = 0
-    """Tokens of `cached` loaded from a tier, or shared by others during that wait"""
-    declined: bool = False
-    """Whether a load was weighed and declined since it last had a row"""
+    """Tokens of `cached` that came while it waited"""
     skips: int = 0
     """Younger requests admitted past this one."""
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from gapless.base.progress import announce
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import ENDING
 from gapless.step.keys import (
     AdjustKey,
     CaptureOrder,
@@ -32,7 +33,6 @@ from gapless.step.keys import (
 )
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
-from gapless.step.speculation import ENDING
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs by default: at most half of a batch is padding."""

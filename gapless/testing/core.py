@@ -128,7 +128,7 @@ class FakeCore:
         told = self._step()
         end = time.monotonic_ns()
         self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *4 * (begin,), *NO_COPIES, False, False)
-        self.records.end(begin, end, end, end, end, end, True)
+        self.records.end(begin, end, end, end, end, end, True, False)
         return told
 
     def _step(self) -> Turn:

@@ -174,7 +174,7 @@ def steps(rows=4):
     groups = [first, first, second, first, first]
     chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
     numbers = [{name: 2**53 + 100 * row + place for place, name in enumerate(COLUMNS)} for row in range(5)]
-    flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1} for n in range(5)]
+    flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1, "in_vain": n == 2} for n in range(5)]
     made = [StepRecord(**{**numbers[n], **flags[n]}, decode=groups[n], chunks=chunks[n]) for n in range(5)]
     return StepTable.of(made[:rows])
 
@@ -184,7 +184,7 @@ def same(before, after):
     for old, new in zip(before, after, strict=True):
         assert new._replace(decode=None) == old._replace(decode=None)
         assert new.decode.tolist() == old.decode.tolist() and new.decode.dtype == np.int64
-        assert type(new.waited) is type(new.missed) is type(new.chained) is bool
+        assert {type(new.waited), type(new.missed), type(new.chained), type(new.in_vain)} == {bool}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])

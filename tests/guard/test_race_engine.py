@@ -32,7 +32,7 @@ def open_device(kind: str, seed: int, maps_host: bool):
         return SimDevice(seed, maps_host=maps_host)
     device = CpuDevice(threads=1)
     # Without mapped host memory, tokens come home on a stream of their own, as on a GPU.
-    device.maps_host = maps_host
+    device.caps = device.caps._replace(maps_host=maps_host)
     return device
 
 

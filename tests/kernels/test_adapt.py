@@ -1,5 +1,5 @@
-"""What adapters add to a product, against float64 token by token: in plain products, in layers of few and many rows,
-and below the matrices of large models."""
+"""What adapters add to a product, against float64 token by token: in plain products, in layers of few rows, and
+below the matrices of a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from paged import Heads, paged, unturned
 from products import EPS, ROUNDING, close, gated
 from torch import Tensor
 
-from gapless.kernels import plain
-from gapless.kernels.adapt import AdapterPart, Joint, Shrunk
+from gapless.kernels.adapt import AdapterPart, Joint
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import AdaptedRows
-from gapless.kernels.views import KV, Rotation, TokenBatch
+from gapless.kernels.views import Rotation
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
@@ -31,11 +30,10 @@ LAYER_SIZES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432
 def ways(name: str) -> dict[str, Any]:
     """The layers of an implementation."""
     if name == "torch":
-        few, many, joined = fused_reference.ADAPTED_ROWS, fused_reference.MANY_ADAPTED, fused_reference.JOINED_ROWS
-        return {"few": few, "many": many, "joined": joined}
-    from gapless.kernels import few_rows, joined_rows, many_rows
+        return {"few": fused_reference.ADAPTED_ROWS, "joined": fused_reference.JOINED_ROWS}
+    from gapless.kernels import few_rows, joined_rows
 
-    return {"few": few_rows.ADAPTED_ROWS, "many": many_rows.MANY_ADAPTED, "joined": joined_rows.JOINED_ROWS}
+    return {"few": few_rows.ADAPTED_ROWS, "joined": joined_rows.JOINED_ROWS}
 
 
 def random_part(inputs: int, outputs: tuple[int, ...], rank: int, slots: int, dtype: torch.dtype) -> AdapterPart:
@@ -182,16 +180,12 @@ def check_layer(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: Layer
     want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
     near(normed, want)
     product = normed.double() @ wide.weight.double().T + wide.bias.double()
-    near(ways.linear(normed, inner, wide), product if ways.rotate else adapted(want, product, slots, qkv))
+    near(ways.linear(normed, inner, wide), adapted(want, product, slots, qkv))
 
     same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
     assert torch.equal(same, x) and inner is not None
     inner.inner[:, slots == 0] = torch.nan
     product = normed.double() @ gates.weight.double().T
-    if ways.rotate:  # what adapters add comes to the rounded product
-        rounded = ways.linear(normed, inner, gates)
-        near(rounded, product)
-        product = rounded.double()
     near(ways.silu_mul(normed, inner, gates), gated(adapted(want, product, slots, gate_up)))
     last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
     near(last, adapted(y, x.double(), slots, down))
@@ -211,17 +205,6 @@ def test_a_layer_of_few_rows_has_the_sums_of_its_adapters(implementation, shape)
         check_layer(ways(implementation.name)["few"], dtype, implementation.device, shape)
 
 
-@runs("shape", [LayerShape(7, 80, (72, 24, 24), 40, 32), LayerShape(70, 136, (48,), 200)], on=LAYERS, keep=1)
-def test_a_layer_of_many_rows_has_the_sums_of_its_adapters(implementation, shape):
-    for dtype in implementation.dtypes:
-        check_layer(ways(implementation.name)["many"], dtype, implementation.device, shape)
-
-
-@runs("shape", on=("cuda",), cuda=real(33, 200))
-def test_a_layer_of_many_rows_of_a_real_size_has_the_sums_of_its_adapters(implementation, shape):
-    check_layer(ways("cuda")["many"], BF16, "cuda", shape)
-
-
 @runs(on=("interpreter",))
 def test_a_layer_in_parts_has_the_sums_of_its_adapters(implementation, monkeypatch):
     """Several shares of the inputs, several parts of the ranks, and several splits of the product."""
@@ -234,17 +217,14 @@ def test_a_layer_in_parts_has_the_sums_of_its_adapters(implementation, monkeypat
     check_layer(ways("interpreter")["few"], F32, "cpu", LayerShape(5, 64, (40, 12, 12), 560, 32))
 
 
-@runs(
-    "way, rows", on=TRITON, interpreter=[("few", 2), ("few", 5), ("few", 10), ("many", 5)],
-    cuda=[("few", 2), ("few", 16), ("few", 32), ("many", 64)],
-)  # fmt: skip
-def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, way, rows, monkeypatch):
+@runs("rows", on=TRITON, interpreter=[2, 5, 10], cuda=[2, 16, 32])
+def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, rows, monkeypatch):
     if implementation.name == "interpreter":
         from gapless.kernels import adapt_fused_triton
 
         monkeypatch.setattr(adapt_fused_triton, "MOST_HELD", 5)
     torch.manual_seed(0)
-    layer, device = ways(implementation.name)[way], implementation.device
+    layer, device = ways(implementation.name)["few"], implementation.device
     dtype = F32 if device == "cpu" else BF16
     qkv, down = (moved(random_part(n, out, 16, 4, dtype), device) for n, out in ((96, (44, 44)), (80, (96,))))
     wide, back = (layer_of(random_weight(*size).to(device, dtype)) for size in ((88, 96), (96, 80)))
@@ -258,62 +238,6 @@ def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, way, ro
         results = [changed, normed, layer.linear(normed, inner, wide), layer.silu_mul(normed, inner, wide)]
         found.append([result[0] for result in results])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
-
-
-class RotatedShape(NamedTuple):
-    rows: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rank: int = 16
-
-
-@runs(
-    "shape",
-    [RotatedShape(7, 5, 1, 24, 32), RotatedShape(1, 2, 2, 16), RotatedShape(6, 6, 3, 8)],
-    on=LAYERS, keep=1,
-    cuda=[RotatedShape(40, 16, 8, 128), RotatedShape(200, 14, 2, 64), RotatedShape(33, 8, 2, 96, 64)],
-)  # fmt: skip
-def test_a_rotation_adds_the_sums_of_adapters(implementation, shape):
-    for dtype in implementation.dtypes:
-        check_rotated(ways(implementation.name)["many"], dtype, implementation.device, shape)
-
-
-def check_rotated(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: RotatedShape) -> None:
-    """Queries, keys and values with adapters of three slots and of none. What no row may read is NaN."""
-    torch.manual_seed(shape.rows)
-    rows, heads, kv_heads, width, rank = shape
-    columns = (heads * width, kv_heads * width, kv_heads * width)
-    slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))]  # no row has slot 2
-    slots[-1] = 4
-    part = random_part(64, columns, rank, 5, dtype)
-    part.up[0] = part.up[2] = torch.nan
-    inner = torch.randn(1, rows, 3 * rank) * 0.3
-    given = torch.randn(rows, sum(columns)).to(dtype)
-    wide = given.double()
-    for row, slot in enumerate(slots.tolist()):
-        sums = inner[0, row].double().view(3, rank)
-        up = part.up[slot].double().split(columns, dim=1)
-        if slot > 0:
-            wide[row] += torch.cat([one @ lines for one, lines in zip(sums, up, strict=True)])
-    inner[:, slots == 0] = torch.nan
-    own = Shrunk(inner.to(device), slots.to(device), moved(part, device))
-    table, weights = torch.randn(30, width), torch.randn(heads + kv_heads, width).to(dtype)
-    batch = TokenBatch(torch.randint(0, 30, (rows,)), torch.arange(rows) + 4)
-    there = TokenBatch(*(tensor.to(device) for tensor in batch))
-    pages = torch.zeros(0, dtype=torch.int32)
-    want_cache = torch.zeros(rows // 4 + 2, 2, 2, 4, kv_heads, width, dtype=torch.float64)
-    cache = want_cache.to(device, dtype)
-    assert ways.rotate is not None
-    for qk_norm in (weights, None):
-        want, found = wide.clone().view(rows, -1, width), given.view(rows, -1, width).to(device, copy=True)
-        scale = None if qk_norm is None else qk_norm.double()
-        plain.rope_and_write(want, Rotation(scale, EPS, table), KV(want_cache, 1, pages), batch)
-        scale = None if qk_norm is None else qk_norm.to(device)
-        ways.rotate(found, own, Rotation(scale, EPS, table.to(device)), KV(cache, 1, pages.to(device)), there)
-        turned = heads + kv_heads
-        near(found[:, :turned].cpu(), want[:, :turned])
-        near(cache.cpu(), want_cache)
 
 
 @runs(

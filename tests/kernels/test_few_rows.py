@@ -17,7 +17,6 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 from gapless.kernels import few_rows, few_rows_triton, linear
 from gapless.kernels.few_rows import FewRowsLinear
 from gapless.kernels.few_rows_triton import FewRowsTiles
-from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.linear import TorchLinear
 
 Product = tuple[Shape, FewRowsTiles | None]
@@ -72,17 +71,15 @@ def check_operators(device: str, dtype: torch.dtype, shape: Shape) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, shape, True)
     ours, reference = few_rows.FEW_ROWS, fused_reference.FEW_ROWS
-    rows = ours.first(x, norm, EPS)
-    close(ours.linear(rows, EPS, layer), reference.linear(rows, EPS, layer).double())
-    close(ours.silu_mul(rows, EPS, layer), reference.silu_mul(rows, EPS, layer).double())
+    close(ours.linear(x, norm, EPS, layer), reference.linear(x, norm, EPS, layer).double())
+    close(ours.silu_mul(x, norm, EPS, layer), reference.silu_mul(x, norm, EPS, layer).double())
     if shape.rows == 1:
         out = x.new_empty(1, len(layer.weight))
         few_rows.triton_one_row_linear(x, layer.weight, layer.bias, out)
         close(out, expected(x, layer, None))
     a, b = (random((shape.rows, shape.columns), dtype, device, 5) for _ in range(2))
-    after = random((shape.columns,), dtype, device, 6)
-    found, want = ours.linear_add(a, x, layer, after), reference.linear_add(b, x, layer, after)
-    assert found.rows is a and found.norm is want.norm is after
+    ours.linear_add(a, x, layer)
+    reference.linear_add(b, x, layer)
     close(a, b.double())
 
 
@@ -181,7 +178,7 @@ def test_a_chain_of_products_of_few_rows_is_one_graph(implementation, rows, earl
     check_chain(chain, start, early)
 
 
-def test_large_models_have_torchs_products_and_adapters_below_their_matrices() -> None:
+def test_large_models_have_torchs_products() -> None:
     def layer(columns: int, depth: int) -> TorchLinear:
         return TorchLinear(torch.empty(columns, depth, dtype=torch.bfloat16, device="meta"))
 
@@ -192,4 +189,3 @@ def test_large_models_have_torchs_products_and_adapters_below_their_matrices() -
         "8B": layer(24576, 4096),
     }
     assert [name for name, one in largest.items() if not few_rows.FEW_ROWS.serves(one)] == ["8B"]
-    assert [name for name, one in largest.items() if JOINED_ROWS.serves(one)] == ["1.7B", "4B", "8B"]

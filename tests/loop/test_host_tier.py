@@ -17,6 +17,7 @@ from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.pages import PageListener
+from gapless.memory.source import NO_SOURCE
 from gapless.offload.below import LowerTiers
 from gapless.offload.host import BATCH_PAGES
 from gapless.offload.transfers import AT_REST, MOST_BATCH
@@ -325,6 +326,6 @@ def test_short_prefixes_are_computed_without_a_wait():
 def test_an_engine_without_a_tier_has_nothing_of_it():
     device = SimDevice(6)
     loop = checksum_loop(device, SHAPE, 2)
-    assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.host is None
+    assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.source is NO_SOURCE
     with pytest.raises(ConfigError, match=r"host:4095 holds no page of 4,096 bytes: give more"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))

@@ -15,8 +15,8 @@ from harness import VOCAB, check_at_rest, sizes
 from test_mask_oracle import Loose, asking
 
 from gapless.base.errors import RequestError
+from gapless.base.records import NO_TOKEN
 from gapless.device import CpuDevice, Ring
-from gapless.kernels.layout import NO_TOKEN
 from gapless.loop import mask_threads, masks
 from gapless.loop.build import build_loop
 from gapless.loop.masks import MOST_NS, Waits

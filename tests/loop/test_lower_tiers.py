@@ -370,7 +370,7 @@ def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
 
 def test_short_prefixes_are_not_asked_for(engine):
     one = engine(DictionaryTier)
-    one.loop.transfers.host.least_pages = 11
+    one.loop.planner.room.source.least_pages = 11
     (counts,) = one.ask(*prompts(), *prompts())
     assert not counts.hits and not counts.loaded
 

@@ -24,7 +24,7 @@ from gapless.offload.host import HostTier
 from gapless.offload.tiers.frames import PeerError
 from gapless.offload.tiers.peer import PeerWorker, open_peer_tier
 from gapless.offload.tiers.seam import Found, Namespace, TierSetup, key_of
-from gapless.plan.room import Room
+from gapless.offload.waits import TierSource
 from gapless.testing.sim import SimDevice
 
 pytestmark = pytest.mark.no_race
@@ -199,7 +199,7 @@ def mappings_of_pages():
 
 @pytest.mark.seeds
 def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeypatch):
-    monkeypatch.setattr(Room, "fits_alone", lambda *_: False)
+    monkeypatch.setattr(TierSource, "fits_alone", lambda *_: False)
     prefiller, decoder = pair
     all_but_one(prefiller, "S", lambda: decoder.counts.loaded == 8)
     decoder.ask(prompts()[0], claim="S")

@@ -59,7 +59,15 @@ def step(number, start, end, launched, **times):
     copies = ("loads_from", "loads_until", "stores_from", "stores_until")
     rest = dict.fromkeys(("work_at", "held_by", "held_until", *copies), 0) | {"missed": False, "chained": False} | times
     return StepRecord(
-        step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
+        step=number,
+        decode_rows=1,
+        chunk_tokens=0,
+        in_flight=1,
+        waited=True,
+        in_vain=False,
+        decode=np.array([7]),
+        chunks=(),
+        **rest,
     )
 
 
@@ -319,7 +327,7 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     total = timeline.busy + sum(idle(timeline).values())
     assert total == timeline.covered - timeline.start <= wall
     assert before <= timeline.start <= begin and timeline.covered >= last
-    assert loop.counters.graph_steps == (3 * 19 if captured and device.captures else 0)
+    assert loop.counters.graph_steps == (3 * 19 if captured and device.caps.captures else 0)
     assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
     assert timeline.busy + timeline.idle["no_work"] <= wall
     host = astuple(timeline.host)[:-1]

@@ -38,10 +38,9 @@ from mutation import (
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
-from gapless.base.records import Flag
+from gapless.base.records import NO_TOKEN, Flag
 from gapless.device.ring import Ring
 from gapless.kernels import plain
-from gapless.kernels.layout import NO_TOKEN
 from gapless.loop.loop import Loop
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from server_harness import idle
 
-from gapless.base.speculative import DraftCounts
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.stats import Stats
 from gapless.loop.records import StepCounts
 from gapless.loop.timeline import DeviceTimes
 from gapless.memory.pages import PageCounts
+from gapless.pace.draft_gate import DraftCounts
 from gapless.plan.queue import QueueCounts
 from gapless.server import samples
 from gapless.server.metrics import Metrics

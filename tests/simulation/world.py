@@ -32,13 +32,14 @@ from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
+from gapless.model.drafting.seam import Drafter
 from gapless.model.seam import KVCache, StepInputs
 from gapless.offload.below import LOOKUP_NS
 from gapless.offload.copies import PageCopy
 from gapless.offload.tiers.seam import key_of
 from gapless.offload.transfers import Transfers
 from gapless.step.adapters import Adapters
-from gapless.step.speculation import Drafter, Speculation
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import PRIME, continue_prompt, owners, pages_read
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
@@ -575,7 +576,7 @@ class World:
         self.chained += self.loop.counters.chained_steps
         self.held += self.loop.counters.held_rows
         if self.loop.launcher.gate is not None:
-            self.accepted += int(self.loop.launcher.gate.counts.accepted.sum())
+            self.accepted += self.loop.launcher.gate.report().right
         self.compared += sum(follower.compared for follower in self.followers)
         if self.loop.transfers is not None:
             self.hosted += self.loop.transfers.host.counts.loaded

@@ -14,9 +14,9 @@ from gapless.kernels import native
 from gapless.kernels.views import KV
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
-from gapless.model.drafting import PlaceTokens
+from gapless.model.drafting.draws import PlaceTokens
+from gapless.model.drafting.heads import HeadLayer
 from gapless.model.fields import Fields, warn_of
-from gapless.model.heads import HeadLayer
 from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names

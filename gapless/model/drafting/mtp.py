@@ -18,8 +18,8 @@ from torch import Tensor
 from gapless.base.errors import CheckpointError
 from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
-from gapless.model.drafting import PlaceTokens
-from gapless.model.heads import HeadLayer
+from gapless.model.drafting.draws import PlaceTokens
+from gapless.model.drafting.heads import HeadLayer
 from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 

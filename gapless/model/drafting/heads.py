@@ -27,7 +27,7 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, DenseModel, LayerTaps, block_of
-from gapless.model.drafting import Draws, PlaceTokens
+from gapless.model.drafting.draws import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
 
@@ -83,7 +83,7 @@ class HeadLayer:
 
 
 class RecurrentHead:
-    """A head beside its model. Implements `step.speculation.Head`.
+    """A head beside its model. Implements `model.drafting.seam.Head`.
 
     The fused hidden states of a row's last positions are kept, each at its position modulo their number, which is more
     than a step has positions of a row: the next step begins after any of them, or with the same one again.
@@ -100,13 +100,13 @@ class RecurrentHead:
         """[rows + 1] end position of the row's last chunk, and its generation"""
 
     def beside(self, model: DenseModel) -> Self:
-        """See `step.speculation.Head`. The weights are the same."""
+        """See `model.drafting.seam.Head`. The weights are the same."""
         head = copy(self)
         head.model = model
         return head
 
     def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """See `step.speculation.Head`."""
+        """See `model.drafting.seam.Head`."""
         self.model.kernels.ask(rows, tables, drafts)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
