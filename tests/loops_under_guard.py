@@ -73,7 +73,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
 
     slots = loop.rows.slots[Lane.ADJUST.value]
     slots.unused = FreeList(slots.unused, slot_freed)
-    for group, pool in enumerate(loop.planner.pools):
+    for group, pool in enumerate(loop.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
         pool.free = FreeList(pool.free, freed)
         pool.cached = _Cached(freed)

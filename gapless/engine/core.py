@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
-from gapless.device import Caps, Device, build, kind_of, open_device
+from gapless.device import Caps, Device, build, device_class, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -60,24 +60,25 @@ if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
 
 SMALL_MODEL = 50_000_000
-"""Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
+"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
 SMALL_THREADS, SMALL_TIMES = 2, 128
-"""Threads that share long prompts of a small model, and the multiple of the usual least shared work: on two cores of an
-Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
-tokens/s of one (`benchmarks/peers.py`)."""
+"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
+on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
+got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
 TINY_MODEL = 8_000_000
-"""Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an average
-graph. At 12 million both take the same."""
+"""[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
+average graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger graph."""
+"""[parameters] Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger
+graph."""
 WARM_UP_KEY = -1 << 62
 WARM_UP_TOKENS = 2
 """Tokens of the warm-up prompt, one of them scored: on a slow processor a few more of a large model take a second."""
 CAPTURE_SECONDS = 2.0
-"""Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
+"""[s] Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
 milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
 MATCHER_SECONDS = 1.0
-"""Longest wait of an idle turn for a matcher; then late requests are refused."""
+"""[s] Longest wait of an idle turn for a matcher; then late requests are refused."""
 
 
 class EngineCore:
@@ -252,7 +253,7 @@ def build_core(
     parts = list(spent)
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
-        if device is None and kind_of(config.device) == "cpu":
+        if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_device(config.device, _threads(config, model_config))
     try:

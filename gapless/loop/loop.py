@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as Pools
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -29,7 +28,7 @@ from gapless.pace.depth import Depth
 from gapless.pace.draft_gate import Verify
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
-from gapless.plan.sequence import Sequence
+from gapless.plan.row import RowSpec
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
@@ -51,7 +50,7 @@ class Loop:
     """
 
     def __init__(
-        self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
+        self, device: Device, launcher: Launcher, planner: Planner, pools: Sequence[PagePool], rows: RowTable,
         ledger: Ledger, depth: Depth, chunk_limit: ChunkLimit | None = None, masks: Masks | None = None,
         adapters: AdapterLoader | None = None, transfers: Transfers | None = None,
     ) -> None:  # fmt: skip
@@ -74,8 +73,6 @@ class Loop:
         self.adapters = adapters
         self.transfers = transfers
         """Copies of KV pages in host memory, if any."""
-        if chunk_limit is not None:
-            planner.chunk_limit = chunk_limit.tokens
         self._warns = False
         """Whether the next step over a user's bound gets a warning: set when the start ends, cleared by the warning."""
         self.flights: deque[Flight] = deque()
@@ -100,26 +97,27 @@ class Loop:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError, or RequestError if it could never run."""
         check_fits(request, self.pool, self.rows)
-        seq = Sequence(request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt)
-        if request.params.prompt_logprobs is not None:
-            seq.to_score = len(request.tokens) - 1
-        seq.leases = request.params.leases
-        for name in seq.leases:
+        params, leases = request.params, request.params.leases
+        for name in leases:
             if not self.rows.slots[name].size:
                 raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
-            seq.fill, seq.sends_past = len(wish_words(request)), True
-        if self.launcher.gate is not None and request.most_drafts:
-            seq.sends_past = True
-        seq.held = self._takes_masks(request)
-        seq.transfer = request.transfer
+        held = self._takes_masks(request)
         if request.adapter:
             request = self._by_digest(request)
-            seq.adapter = request.adapter
-            seq.leases += (request.adapter,)
+            leases += (request.adapter,)
+        asked = RowSpec(
+            request.key, len(request.tokens), request.max_len, request.priority, self._arrivals, request.salt,
+            request.adapter, leases,
+            fill=len(wish_words(request)) if params.leases else 0,
+            to_score=0 if params.prompt_logprobs is None else len(request.tokens) - 1,
+            sends_past=bool(params.leases) or (self.launcher.gate is not None and request.most_drafts > 0),
+            held=held,
+            transfer=request.transfer,
+        )  # fmt: skip
         idle = not self.planner.wanting
-        self.planner.add(seq)
+        self.planner.add(asked, request.tokens)
         self._arrivals += 1
-        if seq.held and self.masks is not None:
+        if held and self.masks is not None:
             self._begin_masks(self.masks, request)
         if idle:
             self.log.work_came()
@@ -387,8 +385,7 @@ class Loop:
         if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
             batch = flight.batch
-            prompt = batch.tokens - batch.decode if batch.chunks else 0
-            self.launcher.gate.learn(flight.decision.kind, batch.places, prompt, ns, measured.held)
+            self.launcher.gate.learn(flight.decision.kind, batch.places, batch.prompt, ns, measured.held)
         if self._chunk_limit is not None:
             self._weigh(self._chunk_limit, flight.plan, measured.device, learns=not scores)
 
@@ -426,7 +423,7 @@ class Loop:
             lines = Lines(*(column[flags != _HELD] for column in lines))
         logprobs = None
         if flight.decision.logprobs is not None:
-            logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.by_row)
+            logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.score)
             if len(failed):
                 some_flag = True
                 lines = with_failures(lines, failed)
@@ -461,13 +458,13 @@ class Loop:
         live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
         return Lines(rows[live], tokens[live], flags[live]), some_flag
 
-    def _end(self, row: int, flag: int) -> None:
-        seq = self.planner.by_row[row]
-        assert seq is not None, f"row {row} ended twice"
-        (self.planner.fail if flag == _ERROR else self.planner.finish)(seq)
-        self._left(self.requests.pop(seq.key))
+    def _end(self, number: int, flag: int) -> None:
+        row = self.planner.by_row[number]
+        assert row is not None, f"row {number} ended twice"
+        (self.planner.fail if flag == _ERROR else self.planner.finish)(row)
+        self._left(self.requests.pop(row.key))
         if self.masks is not None:
-            self.masks.end(seq.key)
+            self.masks.end(row.key)
 
     # Queries, for the thread that turns the loop.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.records import NO_TOKEN, Flag, Int32s, Int64s, StepLogprobs, StepPlan
+from gapless.base.records import NO_TOKEN, Chunk, Flag, Int32s, Int64s, StepLogprobs, StepPlan
 from gapless.memory.rows import NO_REQUEST, RowTable
-from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 
 _ERROR = int(Flag.ERROR)
@@ -31,19 +30,18 @@ def of_decode_rows(plan: StepPlan, rows: Int64s, tokens: Int32s) -> tuple[Int64s
 
 
 def settle(
-    lines: LogprobLines, plan: StepPlan, table: RowTable, by_row: Rows[Sequence | None]
+    lines: LogprobLines, plan: StepPlan, table: RowTable, score: Callable[[Chunk], int]
 ) -> tuple[StepLogprobs, Int64s]:
     """Return the new log-probabilities, and the failed rows: some logits at a prompt position were not finite.
 
-    A preempted row runs its prompt again; positions already settled are left out.
+    A preempted row runs its prompt again: the leading positions already settled, whose number `score` returns, are left
+    out.
     """
     rows, positions = lines.rows, lines.positions
     keep = (positions >= 0) & (table.generation[rows] == lines.generations) & (table.key[rows] != NO_REQUEST)
     for chunk in plan.chunks:
-        seq = by_row[chunk.row]
-        if seq is not None and seq.to_score:
-            keep &= (rows != chunk.row) | (positions > seq.scored)
-            seq.scored = max(seq.scored, min(chunk.start + chunk.size, seq.to_score))
+        if settled := score(chunk):
+            keep &= (rows != chunk.row) | (positions > settled)
     failed = np.unique(rows[keep & np.isnan(lines.logprobs)])
     keep &= ~np.isin(rows, failed)
     # Indexing copies: the lines end with the outbox slot.

@@ -37,14 +37,14 @@ from gapless.pace.load_gate import HOST_SOURCE
 log = logging.getLogger("gapless.offload.tiers")
 
 MOST_BATCH = 256
-"""Most pages of one transfer"""
+"""[pages] Most pages of one transfer"""
 MOST_AT_REST = 2
-"""Most running transfers of one direction while no row runs; one store if no peer takes pages, since pages that wait
-for their store cannot be given away."""
+"""[transfers] Most running transfers of one direction while no row runs; one store if no peer takes pages, since pages
+that wait for their store cannot be given away."""
 AT_REST = 64
-"""Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
+"""[pages] Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
 HOST_SHARE = 0.1
-"""Largest share of the loop's time between two looks for transfers of both directions"""
+"""[share] Largest share of the loop's time between two looks for transfers of both directions"""
 ONE_STRETCH_NS = 1_000_000
 """Two transfers closer than this are shown as one."""
 

@@ -86,7 +86,7 @@ def gauges(loop: Loop) -> Gauges:
 def check_pages(loop: Loop) -> None:
     """Assert that every page is free, cached, owned or fenced, and that requests on rows hold the owned ones."""
     for group, pool in enumerate(loop.pools):
-        pool.check([seq.by_group[group] for seq in loop.planner.by_row if seq is not None])
+        pool.check([row.by_group[group] for row in loop.planner.by_row if row is not None])
         counts = pool.counts()
         assert min(astuple(counts)) >= 0 and counts.total == pool.size, f"pages do not add up: {counts}"
 

@@ -511,7 +511,7 @@ class World:
         transfers = self.loop.transfers
         self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
         if isinstance(self.model, GroupedSimModel):
-            self.model.pools = self.loop.planner.pools
+            self.model.pools = self.loop.pools
         look_behind_steps(self.loop, self.model)
         # Of a slot that is written too early, rows that have ended say nothing.
         self._audit = LeaseAudit(self.loop) if adapters or scenario.host else None
