@@ -67,7 +67,7 @@ class Listed(NamedTuple):
     samples: tuple[int, ...]
     """Their numbers among the sampled rows of the batch"""
     asked: Any = None
-    """What they ask for together, in the lane's own type"""
+    """Their joint wish, of the lane's own type"""
 
 
 class LaneSizes(NamedTuple):
@@ -87,7 +87,7 @@ class Lane(ABC):
     """A lane. It has no state: a row's setting is kept for it, and its programs work on the engine's device state."""
 
     name: str
-    """Also the lane of parameters in base/params, and the pool of slots that its rows lease, if any"""
+    """Lane of parameters in base/params, and pool of the slots that its rows lease, if any"""
     owns: tuple[type, ...]
     """Types of its keys; no two keys of different types are equal"""
     lists = 1

@@ -2,9 +2,9 @@
 
 load:    fill the slots of new rows, histories, and page tables beyond the packet
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-lanes:   for the rows that ask, what comes before sampling: masks, adjusted logits, cuts
+lanes:   for the rows that ask, before sampling: masks, adjusted logits, cuts
 sample:  draw -> finish: advance the tables, publish
-lanes:   for the rows that ask, what comes after it: replies to mask makers, log-probabilities
+lanes:   for the rows that ask, after it: replies to mask makers, log-probabilities
 
 They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for its own shapes, and a
 step is a chain of graphs.
@@ -43,7 +43,7 @@ from gapless.step.speculation import Speculation
 
 
 class RowOptions(NamedTuple):
-    """What rows may ask an engine for."""
+    """Possible wishes of an engine's rows."""
 
     slots: int = 0
     """Most rows with adjusted logits"""
