@@ -367,9 +367,9 @@ def _build_on(
         if kernels.ahead is not None:
             with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
-        # After libraries have allocated their workspaces: torch's products, 32 MiB.
-        step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
-        device.reserve(step.eager, step.graphs)
+        if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
+            step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
+            device.reserve(step.eager, step.graphs)
         with _timed(spent, "warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
