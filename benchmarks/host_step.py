@@ -33,8 +33,11 @@ from gapless.kernels.tables import Tables
 from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.model.drafting.prompt_lookup import PromptLookup
+from gapless.model.drafting.seam import Drafter
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import Drafter, PromptLookup, Speculation, Verify
+from gapless.pace.draft_gate import Verify
+from gapless.step.speculation import Speculation
 
 VOCAB = 8
 PROMPT = 16

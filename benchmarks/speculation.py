@@ -37,9 +37,8 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.lab import environment
-from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, StepKind, Verify, kind_of
 from gapless.step import speculation
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, StepKind, Verify, kind_of
 
 NEVER = 3
 """A token that no answer here has."""
@@ -261,16 +260,16 @@ def least_times(options: argparse.Namespace, method: str) -> dict[int, float]:
     """Least time of a step of one row of the demo model, by its number of drafts, us."""
     least, now = dict[int, float](), 0
 
-    def learn(gate: Gate, kind: StepKind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+    def learn(gate: DraftGate, kind: StepKind, places: int, prompt: int, ns: int, held: float = 0.0) -> None:
         if kind == kind_of(1):
-            least[batch.places - 1] = min(least.get(batch.places - 1, ns / 1e3), ns / 1e3)
+            least[places - 1] = min(least.get(places - 1, ns / 1e3), ns / 1e3)
 
-    def decide(gate: Gate, decode: tuple[int, ...]) -> Verify:
+    def decide(gate: DraftGate, decode: tuple[int, ...]) -> Verify:
         return Verify(1 + now, drafts=now > 0) if decode else WITHOUT_DRAFTS
 
     patches = {"learn": learn, "decide": decide, "decide_beside": lambda *_: WITHOUT_DRAFTS}
     with (
-        unittest.mock.patch.multiple(Gate, **patches),
+        unittest.mock.patch.multiple(DraftGate, **patches),
         drafting(options, model_of("demo", Path()), None, method, 8) as llm,
     ):
         for drafts in (0, 2, 4, 8) * 3:

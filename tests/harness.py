@@ -223,7 +223,7 @@ def small_outbox_ring(loop: Loop, slots: int) -> None:
     executor.outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
     executor.host_lines = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = executor.host_lines if loop.device.maps_host else lines[:slots]
+    lines = executor.host_lines if loop.device.caps.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 

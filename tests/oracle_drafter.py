@@ -16,9 +16,10 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
-from gapless.model.draft_model import DraftModel
+from gapless.model.drafting.draft_model import DraftModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Speculation, Verify
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, Verify
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
@@ -50,7 +51,7 @@ class Oracle(NamedTuple):
 
 
 class OracleHead(NamedTuple):
-    """Drafts as `oracle` does, at the beginning of the step that verifies. Implements `step.speculation.Head`."""
+    """Drafts as `oracle` does, at the beginning of the step that verifies. Implements `model.drafting.seam.Head`."""
 
     oracle: Oracle
     model: ChecksumModel
@@ -103,24 +104,24 @@ def drafted_by_model(model: ChecksumModel, drafts: int, errs: float, rows: int) 
     return Speculation(drafts, None, rows, DraftModel(draft, model, plain.KERNELS, second_layer))
 
 
-def cost(batch: BatchShape) -> int:
+def cost(places: int, prompt: int) -> int:
     """What a step takes: twice as long with drafts as without."""
-    return max(1, batch.tokens - batch.decode) * (1 + (batch.places > 1))
+    return max(1, prompt) * (1 + (places > 1))
 
 
 @contextmanager
 def drafts_beside_chunks() -> Iterator[list[int]]:
     """Collects the number of decode rows of each step that runs drafts beside chunks."""
-    found, decide = list[int](), Gate.decide_beside
+    found, decide = list[int](), DraftGate.decide_beside
 
-    def look(gate: Gate, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
+    def look(gate: DraftGate, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
         verify = decide(gate, decode, prompt, ending)
         if verify.places > 1:
             found.append(len(decode))
         return verify
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gate, "decide_beside", look)
+        patch.setattr(DraftGate, "decide_beside", look)
         yield found
 
 

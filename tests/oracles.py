@@ -25,16 +25,17 @@ from scripted_drafter import MOST, Scripted
 from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Int32s, Request
+from gapless.base.records import REJECTED, Int32s, Request
 from gapless.device import CpuDevice, Device
-from gapless.kernels.layout import REJECTED
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.views import Recall
 from gapless.loop import mask_threads
 from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.model.drafting.suffixes import SuffixLookup
+from gapless.pace.draft_gate import Verify
 from gapless.step.keys import AdjustKey
-from gapless.step.speculation import Speculation, SuffixLookup, Verify
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.sim import SimDevice
 
@@ -106,13 +107,13 @@ def tally(loop: Loop) -> Counter[str]:
     )
     if gate is not None:
         found.update(drafted=gate.counts.draft_tokens, accepted=int(gate.counts.accepted.sum()))
-    if loop.adapters is not None:
-        found.update(loads=loop.adapters.slots.loads)
-    if loop.transfers is not None:
-        moved = loop.transfers.host.counts
+    if loop.parts.adapters is not None:
+        found.update(loads=loop.parts.adapters.slots.loads)
+    if loop.parts.transfers is not None:
+        moved = loop.parts.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
-    if loop.masks is not None:
-        found.update(written=loop.masks.threads.written if loop.masks.threads else loop.masks.written)
+    if loop.parts.masks is not None:
+        found.update(written=loop.parts.masks.threads.written if loop.parts.masks.threads else loop.parts.masks.written)
     return found
 
 
@@ -254,7 +255,7 @@ def masked_loop(seed, jobs, device, shape, depth, counts=None, polls=None, **opt
     """With `polls`, threads make the masks: they look for tokens, or are rung."""
     loop = varied_loop(seed, jobs, device, shape, depth, **options)
     if polls is not None:
-        loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
     return loop
 
 

@@ -11,11 +11,15 @@ import numpy.typing as npt
 
 from gapless.base.errors import GaplessError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.base.speculative import MAX_DRAFTS
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
+
+NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
+"""Marks in place of a token: none, a wrong draft, and a right draft after the token of a row's single place"""
 
 
 class Flag(IntEnum):
@@ -165,6 +169,12 @@ class Request(NamedTuple):
     transfer: KVTransfer = NO_TRANSFER
     matcher: Matcher | None = None
     """Matcher of the allowed tokens, if params.masked_by names a parameter that asks for it."""
+
+    @property
+    def most_drafts(self) -> int:
+        """Most drafts in a step: none if a user's function sees each token."""
+        sees = self.processors or self.params.prefix_allowed_tokens_fn is not None
+        return MAX_DRAFTS if self.params.speculate and not sees else 0
 
 
 class Admission(NamedTuple):

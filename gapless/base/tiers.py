@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
+from gapless.base.plug_ins import plug_ins
 from gapless.base.sizes import read_size
 
 FORMS = {
@@ -78,9 +78,8 @@ def _parse(text: str) -> TierConfig:
                 "special characters of a password must be escaped, such as / as %2F"
             )
         return TierConfig(kind, 0, text)
-    plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
-    if kind not in plug_ins:
-        forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
+    if kind not in (others := plug_ins(PLUG_INS)):
+        forms = [*FORMS.values(), *(f"{name}:..." for name in others)]
         mend = "; S3 is nixl://BUCKET/PREFIX" if kind == "s3" else ""
         raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}{mend}")
     return TierConfig(kind, 0, rest)

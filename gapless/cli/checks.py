@@ -292,7 +292,7 @@ def weights(directory: Path, model: ModelConfig) -> Check:
     """Look at the headers of the weights, and at both matrices where a head may be the embedding."""
     import torch
 
-    from gapless.model.mtp import of_mtp_layers
+    from gapless.model.drafting.mtp import of_mtp_layers
     from gapless.model.weights import own_head, tensor_names, unread_tensors
 
     model = own_head(directory, model, getattr(torch, model.dtype))

@@ -20,7 +20,7 @@ from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
 from gapless.device.record import record_on
 from gapless.device.ring import Fence, check_upload, copy
-from gapless.device.seam import ATTENDANT, STREAMS, Program
+from gapless.device.seam import ATTENDANT, STREAMS, Caps, Program
 from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 
@@ -131,19 +131,18 @@ class CpuDevice(HostMemoryDevice):
     """
 
     kind = "cpu"
-    maps_host = True
-    launch_queue = 0
+    caps = Caps("native", captures=True, slow=True)
 
     def __init__(self, threads: int = 0, use_native: bool = True) -> None:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.
         torch.get_num_threads()
-        self.torch_device = torch.device("cpu")
         self.threads = threads or threads_of(host.usable_cores())
         self.fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
-        self.captures = use_native and cpu_native.load() is not None
+        captures = use_native and cpu_native.load() is not None
+        self.caps = self.caps._replace(captures=captures)
         self._streams: tuple[CpuStream | NativeStream, ...]
-        if self.captures:
+        if captures:
             native = cpu_native.extension()
             hub = native.Hub(fault.check)
             fault.wakes(hub.fail)
@@ -157,15 +156,16 @@ class CpuDevice(HostMemoryDevice):
         switch_interval.shorten()
         self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in self._streams])
 
+    @classmethod
+    def open(cls, threads: int) -> CpuDevice:
+        return cls(threads)
+
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
-        if not self.captures:
+        if not self.caps.captures:
             raise CaptureError(
                 f"the cpu device has no native streams: {cpu_native.reason() or 'they were not asked for'}"
             )
         return NativeGraph(key, record_on(self, key, program, buffers))
-
-    def memory(self) -> tuple[int, int]:
-        return host.memory()
 
     def drain(self) -> None:
         self.fault.check()

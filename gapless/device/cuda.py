@@ -22,7 +22,7 @@ from gapless.device import cudart
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
-from gapless.device.seam import ATTENDANT, Device, Program, Stream
+from gapless.device.seam import ATTENDANT, Caps, Device, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -263,9 +263,10 @@ class CudaDevice(Device):
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
-    captures = True
-    maps_host = False
-    launch_queue = 1024
+    caps = Caps(
+        "triton", captures=True, maps_host=False, own_memory=True, polled=True, pads=True, launch_queue=1024, rows=256,
+        drafted_rows=32, step_tokens=8192, operations=1e13,  # a small GPU at a tenth of its peak
+    )  # fmt: skip
     compute: CudaStream
 
     def __init__(self) -> None:
@@ -297,6 +298,12 @@ class CudaDevice(Device):
         switch_interval.shorten()
         self._attendant = CudaWorker(ATTENDANT, self.torch_device, fault)
         self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, *ringers, self._attendant)
+
+    @classmethod
+    def open(cls, threads: int) -> CudaDevice:
+        if not torch_cuda.is_available():
+            raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch for CUDA")
+        return cls()
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         if fence is None:

@@ -14,6 +14,11 @@ def capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
+def vendor() -> str:
+    """Return who makes the GPUs that this torch is built for: nvidia or amd."""
+    return "amd" if torch.version.hip else "nvidia"
+
+
 def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
@@ -21,7 +26,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 def shared_memory(device: torch.device) -> int:
     """Return the most bytes of shared memory that one block may have."""
     properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 def current() -> int:

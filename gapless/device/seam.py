@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.base.errors import CaptureError
 from gapless.base.observe import Program as Program
 from gapless.device.fault import Fault
 from gapless.device.ring import Fence, Ring
@@ -75,18 +76,45 @@ class Graph(Protocol):
         ...
 
 
+class Caps(NamedTuple):
+    """Capabilities of a device, and the sizes that suit it. The defaults fit programs of plain PyTorch in the host's
+    memory."""
+
+    kernels: str = "torch"
+    """Kernels that its programs may launch: torch, native (C++ in the host's memory) or triton"""
+    captures: bool = False
+    """Whether `capture` works here"""
+    maps_host: bool = True
+    """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
+    own_memory: bool = False
+    """Whether the device has memory of its own; else its programs use the host's, and leave it most of that"""
+    real_time: bool = True
+    """Whether its time passes as the host's: simulated time does not, so no thread beside the loop may watch or help"""
+    polled: bool = False
+    """Whether programs order their accesses to the host's memory, so that its threads may poll it during a step"""
+    pads: bool = False
+    """Whether padding a step to a captured one takes less time than launching its kernels"""
+    slow: bool = False
+    """Whether a prompt of the usual step budget, and captures at the start, make others wait long"""
+    launch_queue: int = 0
+    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
+    rows: int = 64
+    """Default of the requests that run at once"""
+    drafted_rows: int = 8
+    """Most rows of a step with drafts: more rows keep the device busy without drafts"""
+    step_tokens: int = 1024
+    """Default token budget of a step"""
+    operations: float = 2e10
+    """Operations a second of the slowest such device that a watchdog must bear with: two old cores"""
+
+
 class Device(Protocol):
     """Runs steps: `compute` computes them, `token_out` copies tokens to the host, the bulk streams move KV."""
 
     kind: str
-    """cpu, cuda or sim"""
+    """The device's name, for people and in the identity of KV pages"""
+    caps: Caps
     torch_device: torch.device
-    maps_host: bool
-    """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
-    captures: bool
-    """Whether `capture` works here"""
-    launch_queue: int
-    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
 
     compute: Stream
     token_out: Stream
@@ -95,6 +123,14 @@ class Device(Protocol):
     bell: Bell
     """The bell, which ends the waits of this device that were given it"""
     fault: Fault
+
+    @classmethod
+    def open(cls, threads: int) -> Device:
+        """Open this process's device. `threads` are for a compute stream on the host: 0 for most usable cores.
+
+        Raises: ConfigError: there is no such device here.
+        """
+        return cls()
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         """Run `work()` on a thread of the host once `fence` has passed, and return at once.
@@ -149,7 +185,7 @@ class Device(Protocol):
                 memory. The device continues; nothing is poisoned, and memory taken meanwhile is freed.
             DeviceError: the device has failed.
         """
-        ...
+        raise CaptureError(f"a device of the kind {self.kind} captures nothing")
 
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes of the device's memory."""

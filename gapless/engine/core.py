@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
-from gapless.device import Device, build, kind_of, open_device
+from gapless.device import Caps, Device, build, device_class, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -33,7 +33,7 @@ from gapless.engine.on_device import on_device
 from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
-from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, settle_dtype, step_bytes
+from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
@@ -48,33 +48,37 @@ from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
+from gapless.model.drafting.forms import no_guesses
+from gapless.model.drafting.prompt_lookup import PromptLookup
+from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows, no_guesses
+from gapless.step.speculation import Speculation
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
 
 SMALL_MODEL = 50_000_000
-"""Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
+"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
 SMALL_THREADS, SMALL_TIMES = 2, 128
-"""Threads that share long prompts of a small model, and the multiple of the usual least shared work: on two cores of an
-Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
-tokens/s of one (`benchmarks/peers.py`)."""
+"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
+on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
+got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
 TINY_MODEL = 8_000_000
-"""Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an average
-graph. At 12 million both take the same."""
+"""[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
+average graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger graph."""
+"""[parameters] Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger
+graph."""
 WARM_UP_KEY = -1 << 62
 WARM_UP_TOKENS = 2
 """Tokens of the warm-up prompt, one of them scored: on a slow processor a few more of a large model take a second."""
 CAPTURE_SECONDS = 2.0
-"""Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
+"""[s] Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
 milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
 MATCHER_SECONDS = 1.0
-"""Longest wait of an idle turn for a matcher; then late requests are refused."""
+"""[s] Longest wait of an idle turn for a matcher; then late requests are refused."""
 
 
 class EngineCore:
@@ -104,7 +108,7 @@ class EngineCore:
         self._allocations = 0
         """The device's allocation count at the end of start-up."""
         self._watchdog: Watchdog | None = None
-        if info.watchdog_seconds and device.kind != "sim":
+        if info.watchdog_seconds and device.caps.real_time:
             self._watchdog = Watchdog(info.watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
@@ -134,8 +138,8 @@ class EngineCore:
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
 
         def done(error: GaplessError | None) -> None:
-            if self.loop.adapters is not None:
-                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            if self.loop.parts.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.parts.adapters.names))
             answer(error)
 
         if self._changes is None:
@@ -218,17 +222,17 @@ class EngineCore:
             **{f"pages_{state}": count for state, count in pages._asdict().items()},
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
-            masks=loop.masks.written if loop.masks else 0,
+            masks=loop.parts.masks.written if loop.parts.masks else 0,
             drafts=drafts.drafts if drafts else 0,
             draft_tokens=drafts.draft_tokens if drafts else 0,
             verified=tuple(drafts.verified.tolist()) if drafts else (),
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.masks.ns if loop.masks else 0,
+            mask_ns=loop.parts.masks.ns if loop.parts.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
             grammars_waiting=self._compiler.waiting + matched * (not paused),
             **self._compiler.totals(),
-            **(loop.transfers.totals() if loop.transfers else {}),
-            generation_tokens=loop.generation_tokens,
+            **(loop.parts.transfers.totals() if loop.parts.transfers else {}),
+            generation_tokens=loop.rows.appended,
             **vars(counters),
             **timeline.totals(),
         )
@@ -240,7 +244,7 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def page_events(self) -> PageEvents | None:
-        index, adapters = self.loop.planner.index, self.loop.adapters
+        index, adapters = self.loop.planner.index, self.loop.parts.adapters
         if index is not None:
             index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
         return index.events if index else None
@@ -252,8 +256,7 @@ class EngineCore:
             self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
-        if self.loop.masks is not None:
-            self.loop.masks.close()
+        self.loop.close()
         self._tiers.close()
         self.updates.close()  # last: files being read take time
         self._device.close()
@@ -273,7 +276,7 @@ def build_core(
     parts = list(spent)
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
-        if device is None and kind_of(config.device) == "cpu":
+        if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_device(config.device, _threads(config, model_config))
     try:
@@ -293,10 +296,10 @@ def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
 def _build_on(
     device: Device, config: EngineConfig, model_config: ModelConfig, spent: list[tuple[str, float]]
 ) -> EngineCore:
-    config = on_device(device, lambda: settle_dtype(config, model_config, device.kind))
+    config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
-    kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
+    kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
     if not config.threads and parameters(model_config) < SMALL_MODEL:
         on_device(device, lambda: native.share_from(SMALL_TIMES))
     processors = import_processors(config.processors, device)
@@ -304,7 +307,7 @@ def _build_on(
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
         model_config = model.config  # confirmed by its weights
-        drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
+        drafting = on_device(device, lambda: speculation(config, device, model))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
@@ -325,11 +328,11 @@ def _build_on(
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
                 # A user's budget is kept. A GPU takes less than 0.1 s for a usual one.
-                bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
+                bounds_stalls=device.caps.slow and not config.max_num_batched_tokens,
                 max_itl_ns=int((config.max_itl or 0) * 1e6),
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
-                mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),
+                mixed=_mixed(device.caps, parameters(model_config), sizes.step_tokens),
                 adapters=adapters,
                 speculation=drafting,
                 processors=processors,
@@ -353,7 +356,7 @@ def _build_on(
         processors=tuple(config.processors),
         tiers=tuple(tiers.kinds),
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
-        watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
+        watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.caps.operations),
     )
     # The watchdog runs from here: a device that hangs in its first step is a failed start, not an endless one.
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
@@ -364,15 +367,15 @@ def _build_on(
         if kernels.ahead is not None:
             with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
-        if device.kind == "cuda":  # after libraries have allocated their workspaces: torch's products, 32 MiB
-            step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
-            device.reserve(step.eager, step.graphs)
+        # After libraries have allocated their workspaces: torch's products, 32 MiB.
+        step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
+        device.reserve(step.eager, step.graphs)
         with _timed(spent, "warm-up", "warming up"):
-            _warm_up(loop, sizes, largest=device.kind == "cuda")
+            _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
-            loop.capture(CAPTURE_SECONDS if device.kind == "cpu" else inf)
-        if loop.masks is not None and device.kind != "sim":
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
+            loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
+        if loop.parts.masks is not None and device.caps.real_time:
+            loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -381,11 +384,12 @@ def _build_on(
     return core
 
 
-def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: int) -> Speculation | None:
+def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None
-    drafts, most = asked.num_speculative_tokens, drafted_rows(device.kind, rows)
+    rows = config.max_num_seqs or device.caps.rows
+    drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
     if asked.method == "ngram":
         return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
     if asked.method == "grammar":
@@ -411,10 +415,10 @@ def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
     return () if config.enforce_eager else buckets_up_to(most)
 
 
-def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
+def _mixed(caps: Caps, parameters: int, step_tokens: int) -> MixedSizes | None:
     """Return the sizes of captured steps with chunks; None for none."""
-    if kind != "cuda":
-        return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
+    if not caps.pads:
+        return ALONE if caps.slow and parameters < TINY_MODEL else None
     most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
     return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
 
@@ -442,8 +446,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    if loop.transfers is not None:
-        loop.transfers.warm_up()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 

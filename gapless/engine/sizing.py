@@ -11,7 +11,7 @@ from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.progress import announce
-from gapless.device import Device
+from gapless.device import Caps, Device
 from gapless.kernels.dtypes import CLEAR_GAIN, float32_gains
 from gapless.kernels.layout import mask_words
 from gapless.kernels.scores import PIECE_BYTES
@@ -20,8 +20,8 @@ from gapless.loop.build import Sizes
 from gapless.model.config import ModelConfig, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of
+from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
-from gapless.step.speculation import ENDING, drafted_rows
 
 SLOT_BYTES = 128 << 20
 """Default memory for rows with adjusted logits."""
@@ -38,10 +38,9 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
     sequence has no room for a prompt and an output.
     """
-    on_gpu = device.kind == "cuda"
-    rows = most_rows(config, device.kind)
+    caps, rows = device.caps, config.max_num_seqs or device.caps.rows
     # A prefiller's pages leave while it computes the rest of their prompt.
-    usual = (512 if config.role == "prefill" else 8192) if on_gpu else 1024
+    usual = 512 if config.role == "prefill" and not caps.slow else caps.step_tokens
     step_tokens = config.max_num_batched_tokens or max(rows, usual)
     if step_tokens < rows:
         raise ConfigError(
@@ -71,11 +70,6 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
 
 
-def most_rows(config: EngineConfig, kind: str) -> int:
-    """Return the most requests that run at once on this kind of device."""
-    return config.max_num_seqs or (256 if kind == "cuda" else 64)
-
-
 def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
     """Return the most rows with adjusted logits."""
     return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab, _places(config))))
@@ -90,12 +84,12 @@ def _kv_bytes(
     config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int, max_len: int
 ) -> int:
     free, total = device.memory()
-    if device.kind != "cuda":
+    if not device.caps.own_memory:
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
     words = max_len + len(model.groups()) * -(-max_len // config.block_size)
     tables = (rows + 1) * (words + _places(config) * mask_words(model.vocab_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))
-    step = sum(step_bytes(config, model, rows, step_tokens))
+    step = sum(step_bytes(config, model, device.caps, rows, step_tokens))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
@@ -111,8 +105,8 @@ class StepBytes(NamedTuple):
     """Driver memory of the graphs themselves"""
 
 
-def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: int) -> StepBytes:
-    drafted = (drafted_rows("cuda", rows) + ENDING) * _places(config) if config.speculation else 0
+def step_bytes(config: EngineConfig, model: DenseModel, caps: Caps, rows: int, step_tokens: int) -> StepBytes:
+    drafted = (min(rows, caps.drafted_rows) + ENDING) * _places(config) if config.speculation else 0
     wide, vocab = max(rows + CHUNK_COUNTS[-1], drafted), model.vocab_size  # captured steps are filled up by chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. A head's
     # inputs from the model's layers stay until it runs.
@@ -134,10 +128,12 @@ def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: 
     return StepBytes(buffer, eager, filled * width * 4 + beside, MOST_GRAPHS * GRAPH_BYTES)
 
 
-def settle_dtype(config: EngineConfig, model: ModelConfig, kind: str) -> EngineConfig:
-    """Return the config with auto's dtype for this kind of device: the checkpoint's own, or float32 if a CPU without
-    our own products computes clearly faster in it and has the memory."""
-    if config.dtype != "auto" or kind != "cpu" or 2 * parameters(model) * torch.float32.itemsize > host.memory()[0]:
+def settle_dtype(config: EngineConfig, model: ModelConfig, caps: Caps) -> EngineConfig:
+    """Return the config with auto's dtype for such a device: the checkpoint's own, or float32 if a CPU without our own
+    products computes clearly faster in it and has the memory."""
+    if config.dtype != "auto" or caps.kernels != "native":
+        return config
+    if 2 * parameters(model) * torch.float32.itemsize > host.memory()[0]:
         return config
     gain = float32_gains(dtype_of(config, model))
     if gain < CLEAR_GAIN:

@@ -2,7 +2,7 @@
 
 An adapter adds up.T @ (down @ x). The first half is computed with x, by the norm before a product, or else by further
 programs of the product that reads x; the second half is computed when the product is stored, or by its reader: the
-norm, and beyond few rows rotation and activation. So adapters cost few rows no launch. Each row reads its own adapter
+norm. So adapters cost few rows no launch. Each row reads its own adapter
 alone: its cost depends neither on the number of adapters nor on other rows, and rows without one (slot 0) read and add
 nothing.
 
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import arch, launch_options, prefetch
 
 RANKS = tl.constexpr(16)
 """Lines of `up` held by a program of a product before its input is ready: the least rank."""
@@ -68,9 +68,8 @@ def with_lines(total, held, lines, mask, sums, N: tl.constexpr, RANK: tl.constex
 
 
 def inner_strides(inner: Tensor | None) -> tuple[int, int]:
-    """Return the strides of rows and slots in the adapters' first half, [rows, lines] of each row's slot or [rows,
-    slots, lines] of every one."""
-    return (0, 0) if inner is None else (inner.stride(0), inner.stride(1) if inner.dim() == 3 else 0)
+    """Return the strides of rows and slots in the adapters' first half [rows, slots, lines]."""
+    return (0, 0) if inner is None else (inner.stride(0), inner.stride(1))
 
 
 @triton.jit
@@ -309,7 +308,7 @@ def adapted_norm(
     (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
     changed, out = torch.empty_like(x), torch.empty_like(x)
     inner = torch.empty((rows, lines), dtype=torch.float32, device=x.device)
-    block, early = triton.next_power_of_2(width), is_hopper(x.device)
+    block, early = triton.next_power_of_2(width), arch(x.device).early
     chunk = max(1, min(16, HELD // block))
     shares = rank = 0
     if before is not None and up is not None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.attend_triton import attend, chunk_of, computable, entries, head_of, no_sums, with_tile
-from gapless.kernels.library_triton import counters, is_hopper, launch_options, operator
+from gapless.kernels.library_triton import arch, counters, launch_options, operator
 from gapless.kernels.rope_triton import angle_of, turned
 from gapless.kernels.splits_triton import (
     AT_ONCE_PER_SM,
@@ -37,7 +37,6 @@ from gapless.kernels.splits_triton import (
     combine_chunks_kernel,
     combine_if_last,
     combine_kernel,
-    multiprocessors,
     split_count,
     split_size,
     split_space,
@@ -341,14 +340,14 @@ def decode_attention(
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
     shape = AttentionShape.of(q, cache)
-    batch, processors = q.shape[0], multiprocessors(q.device)
+    batch, processors = q.shape[0], arch(q.device).processors
     if many is None:
         many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
         # The other kernels of a step are early with few rows alone, so that no launch compiles again for its batch
         # size.
-        early = unturned is not None and is_hopper(q.device)
+        early = unturned is not None and arch(q.device).early
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -397,7 +396,7 @@ def prefill_attention(
     blocks = -(-tokens // (queries := tiles.rows // group))
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
-        splits = chunk_split_count(max(blocks, chunks), shape.kv_heads, longest, multiprocessors(q.device))
+        splits = chunk_split_count(max(blocks, chunks), shape.kv_heads, longest, arch(q.device).processors)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial, logs = split_space(q, splits) if splits > 1 else (out, out)
     prefill_kernel[shape.kv_heads, blocks + chunks + 1, splits](

@@ -12,8 +12,8 @@ from gapless.kernels import native, plain
 from gapless.kernels.seam import Kernels
 
 
-def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool = False) -> Kernels:
-    """Return the best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim.
+def choose(kernels: str, dtype: torch.dtype = torch.float32, batch_invariant: bool = False) -> Kernels:
+    """Return the best kernels for a model of `dtype` that work here on a device with these `Caps.kernels`.
 
     batch_invariant: kernels whose rows do not depend on their batch, to the bit.
 
@@ -21,25 +21,25 @@ def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool 
         ConfigError: there are no such kernels here.
     """
     if batch_invariant:
-        return _invariant(kind)
-    if kind == "cpu" and dtype in native.NATIVE_DTYPES:
+        return _invariant(kernels)
+    if kernels == "native" and dtype in native.NATIVE_DTYPES:
         return native.load() or plain.KERNELS
-    if kind == "cuda" and find_spec("triton") is not None:
+    if kernels == "triton" and find_spec("triton") is not None:
         from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA
 
         return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.TRITON_KERNELS
     return plain.KERNELS
 
 
-def _invariant(kind: str) -> Kernels:
-    if kind == "cuda":
+def _invariant(kernels: str) -> Kernels:
+    if kernels == "triton":
         if find_spec("triton") is None:
             raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
         from gapless.kernels import all_triton
 
         return all_triton.INVARIANT_KERNELS
-    kernels = native.load()
-    if kernels is None:
+    own = native.load()
+    if own is None:
         reason = build.outcomes[native.NAME].reason
         raise ConfigError(f"batch_invariant on a CPU needs the C++ kernels, which are not here: {reason}")
-    return native.invariant(kernels)
+    return native.invariant(own)

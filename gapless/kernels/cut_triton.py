@@ -25,7 +25,7 @@ from triton.language.extra import cuda
 
 from gapless.base.params import MAX_STOP_IDS
 from gapless.kernels import layout as L
-from gapless.kernels.library_triton import is_hopper, launch_options, operator
+from gapless.kernels.library_triton import arch, launch_options, operator
 from gapless.kernels.unpack import unpacked
 
 CUT_FEW_ROWS, FEW_ROWS_TILE, CUT_TILE = 4, 1024, 2048
@@ -404,7 +404,7 @@ def _cut(
     search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
-    early = entries <= EARLY_TO and is_hopper(logits.device)
+    early = entries <= EARLY_TO and arch(logits.device).early
     given, grid = (logits, index, rows, state, params, masks, rows.shape[0], search, tops), (entries, splits)
     own = {"VOCAB": vocab, "ROOM": masks.shape[1], "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)

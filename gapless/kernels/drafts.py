@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN, REJECTED, RIGHT
 from gapless.kernels import layout as L
 from gapless.kernels.tables import Tables
 
@@ -32,12 +33,12 @@ def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: 
     if places == 1 and width > 1:
         drafted = drafts_of(state, 2)[:, None] > 0
         first = tables.history[rows.long(), state[:, L.LENGTH].clamp(max=tables.history.shape[1] - 1).long()]
-        right = torch.where(first[:, None] == sampled, L.RIGHT, L.REJECTED)
-        given = torch.cat((sampled, torch.where(drafted, right, L.NO_TOKEN)), dim=1)
-        return torch.nn.functional.pad(given, (0, width - 2), value=L.NO_TOKEN)
-    others = torch.where(drafted, L.REJECTED, L.NO_TOKEN)
+        right = torch.where(first[:, None] == sampled, RIGHT, REJECTED)
+        given = torch.cat((sampled, torch.where(drafted, right, NO_TOKEN)), dim=1)
+        return torch.nn.functional.pad(given, (0, width - 2), value=NO_TOKEN)
+    others = torch.where(drafted, REJECTED, NO_TOKEN)
     given = torch.cat((sampled[:, :1], torch.where(kept, sampled[:, 1:], others)), dim=1)
-    return torch.nn.functional.pad(given, (0, width - places), value=L.NO_TOKEN)
+    return torch.nn.functional.pad(given, (0, width - places), value=NO_TOKEN)
 
 
 def look_up(rows: Tensor, tables: Tables, most: int, shortest: int, longest: int) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN, REJECTED, RIGHT
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.unpack import unpacked
@@ -19,7 +20,7 @@ MATCH_BLOCK = 1024
 _ACTIVE, _LENGTH, _DRAFTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _DRAFTS, _MAX_LEN = tl.constexpr(L.DRAFTS), tl.constexpr(L.MAX_LEN)
-_NO_TOKEN, _REJECTED, _RIGHT = tl.constexpr(L.NO_TOKEN), tl.constexpr(L.REJECTED), tl.constexpr(L.RIGHT)
+_NO_TOKEN, _REJECTED, _RIGHT = tl.constexpr(NO_TOKEN), tl.constexpr(REJECTED), tl.constexpr(RIGHT)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows"])

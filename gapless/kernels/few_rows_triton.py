@@ -23,7 +23,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
-from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
+from gapless.kernels.library_triton import arch, counters, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
 MOST_FEW_ROWS = 32
@@ -312,8 +312,8 @@ def tiles_for(
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for rows multiplied in turn, one for up to 16 others, and one for more: there a row's result does not
-    depend on its batch. large: see `has_large_blocks`. whole: a block may load its part of the weight at once (see
-    `has_wgmma`), unless that is too large, or would take more blocks than run at once.
+    depend on its batch. large: see `Arch.large_blocks`. whole: a block may load its part of the weight at once (see
+    `Arch.wgmma`), unless that is too large, or would take more blocks than run at once.
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
@@ -350,8 +350,9 @@ def launch(
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_FEW_ROWS
     adapted = beside is not None and not add
-    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device), adapted)
-    early = is_hopper(x.device) if early is None else early
+    gpu = arch(x.device)
+    tiles = tiles or tiles_for(rows, columns, depth, gpu.large_blocks, gpu.wgmma, adapted)
+    early = gpu.early if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
     fixed = {

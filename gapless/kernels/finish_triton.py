@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
-from gapless.base.records import Flag
+from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.unpack import unpacked
@@ -17,7 +17,7 @@ from gapless.kernels.unpack import unpacked
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
 _COMPUTED, _STATE = tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
 _MAX_LEN, _STOP_IDS, _PARAMS = tl.constexpr(L.MAX_LEN), tl.constexpr(L.STOP_IDS), tl.constexpr(L.PARAM_COLUMNS)
-_STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(L.NO_TOKEN)
+_STOPS, _NO_TOKEN = tl.constexpr(MAX_STOP_IDS), tl.constexpr(NO_TOKEN)
 _STEP, _SLOT, _TOKENS = tl.constexpr(L.PACKET_STEP), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.LINE_TOKENS)
 _LINE_ROW, _LINE_GENERATION = tl.constexpr(L.LINE_ROW), tl.constexpr(L.LINE_GENERATION)
 _LINE_FLAG, _LATE = tl.constexpr(L.LINE_FLAG), tl.constexpr(L.LATE)

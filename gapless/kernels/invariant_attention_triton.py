@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gapless.kernels.attend_triton import attend, chunk_of, computable, head_of, no_sums
 from gapless.kernels.attention_triton import LOG2_E, TABLES, AttentionShape, AttentionTiles
-from gapless.kernels.library_triton import has_warpgroups, operator
-from gapless.kernels.splits_triton import GRID_PER_SM, multiprocessors
+from gapless.kernels.library_triton import arch, operator
+from gapless.kernels.splits_triton import GRID_PER_SM
 
 LEAST_IN_SEGMENT = 128
 """Entries of a segment in a short row: a longer row has twice, four times, ... as many."""
@@ -160,7 +160,7 @@ def combine_kernel(
 def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> AttentionTiles:
     """Choose tiles, the same for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
 
-    warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
+    warpgroups: see `Arch.warpgroups`; elsewhere sums take twice the registers.
     """
     padded, least = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
     if itemsize > 2:
@@ -186,7 +186,7 @@ def _launch(
     """Compute attention of chunks, or of single tokens if `starts` is None."""
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
-    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, has_warpgroups(q.device))
+    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, arch(q.device).warpgroups)
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     most = min(MOST_SEGMENTS, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST_IN_SEGMENT))
@@ -215,7 +215,7 @@ def invariant_decode(
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. Parameters after `scale` are for tests and measuring; `shares` change no bit."""
     longest = page_table.shape[1] * cache.shape[3]
-    shares = shares or shares_for(q.shape[0], cache.shape[4], longest, multiprocessors(q.device))
+    shares = shares or shares_for(q.shape[0], cache.shape[4], longest, arch(q.device).processors)
     return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)
 
 

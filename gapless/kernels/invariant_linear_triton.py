@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
-from gapless.kernels.library_triton import counters, has_warpgroups, operator
+from gapless.kernels.library_triton import arch, counters, operator
 
 PROGRAMS = 192
 """Target number of programs of a product of few rows: enough to load the weight at the memory's full speed."""
@@ -50,7 +50,7 @@ class ProductTiles(NamedTuple):
 def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> ProductTiles:
     """Choose by table: nothing is measured at run time. float32 avoids tensor cores, which round it.
 
-    warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
+    warpgroups: see `Arch.warpgroups`; elsewhere sums take twice the registers.
     """
     high, wide, deep, warps, stages = (64, 128, 64, 4 if warpgroups else 8, 4) if itemsize == 2 else (32, 64, 32, 4, 2)
     if itemsize == 2 and rows > LOW_BLOCK_ROWS:
@@ -125,7 +125,7 @@ def product(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
-    tiles = tiles or tiles_for(rows, columns, depth, x.element_size(), has_warpgroups(x.device))
+    tiles = tiles or tiles_for(rows, columns, depth, x.element_size(), arch(x.device).warpgroups)
     out = x.new_empty(rows, columns) if out is None else out
     segments = triton.cdiv(depth, tiles.segment)
     blocks = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)

@@ -33,9 +33,6 @@ REPETITION, FREQUENCY, PRESENCE = (PARAM_OF[f"{name}_penalty"] for name in ("rep
 STOP_IDS = FIRST_PARAM + sum(entry.words.count for entry in PARAMS if entry.words)
 PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 
-NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
-"""Marks in place of a token: none, a wrong draft, and a right draft after the token of a row's single place."""
-
 SUFFIX_LENGTHS = (SHORTEST_MATCH, 4, 8)
 """Lengths of the ends of a history whose next token is recorded, each in a part of the table `suffixes`"""
 # Words of an entry of that table: its tenant, the digest of the tokens before, the next token, the occurrences of these

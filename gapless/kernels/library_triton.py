@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.device import facts
+from gapless.kernels.arch import INTERPRETER, Arch, arch_of
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
@@ -59,36 +60,14 @@ def lanes(count: int) -> int:
     return next((size for size in (64, 256) if count <= size), 1024)
 
 
-LARGE_BLOCK = 160 << 10
-
-
 @functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Return whether the device is a GPU of compute capability 9.0 or later."""
-    return not triton.knobs.runtime.interpret and facts.capability(device) >= (9, 0)
-
-
-@functools.cache
-def has_warpgroups(device: torch.device) -> bool:
-    """Return whether four warps multiply together: data center GPUs from Hopper on, compute capability 9 to 11."""
-    return not triton.knobs.runtime.interpret and (9, 0) <= facts.capability(device) < (12, 0)
-
-
-@functools.cache
-def has_wgmma(device: torch.device) -> bool:
-    """Return whether the device has compute capability 9.x: a block may have 227 KiB of shared memory, and tensor cores
-    multiply from there. Later tensor cores take at most 512 of a product's depth at once."""
-    return not triton.knobs.runtime.interpret and facts.capability(device)[0] == 9
-
-
-@functools.cache
-def has_large_blocks(device: torch.device) -> bool:
-    """Return whether a block may have the shared memory of data center GPUs, 163 KiB or more; others have 99."""
-    return triton.knobs.runtime.interpret or facts.shared_memory(device) >= LARGE_BLOCK
+def arch(device: torch.device) -> Arch:
+    """Return the GPU that kernels are launched on."""
+    return INTERPRETER if triton.knobs.runtime.interpret else arch_of(device)
 
 
 def launch_options(early: bool) -> dict[str, bool]:
-    """Return the options of a kernel that begins early: programmatic dependent launch, on Hopper and later.
+    """Return the options of a kernel that begins early: see `Arch.early`.
 
     Its first work overlaps the end of the previous kernel, for whose results it waits (`gdc_wait`). All its programs
     wait, so that a kernel that waits for it waits for everything before it.

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from gapless.kernels.seam import Linear
-
 SIZES_A_DOUBLING = 4
 """Row counts between a power of two and the next that oneDNN sees. It keeps a quarter to half a megabyte for each of
 them and each shape of a weight: without padding, short streams on the demo took a gigabyte."""
@@ -23,7 +21,7 @@ class TorchLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)
-        self.half = not self.packed and weight.device.type == "cpu" and weight.dtype == torch.float16
+        self.half = not self.packed and weight.is_cpu and weight.dtype == torch.float16
         """Whether oneDNN multiplies, in the plain layout"""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
@@ -56,37 +54,12 @@ def filled_up(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def weights(layer: Linear) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer for products other than torch's."""
-    assert isinstance(layer, TorchLinear)
-    return layer.weight, layer.bias
-
-
-def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Replace a layer's weight by one of the same shape, from any device, in the memory known to graphs."""
-    if isinstance(layer, TorchLinear) and not layer.packed:
-        layer.weight.copy_(weight)
-        if layer.bias is not None and bias is not None:
-            layer.bias.copy_(bias)
-    else:
-        _take_over(layer, type(layer)(weight, bias))  # type: ignore[call-arg]
-
-
-def _take_over(layer: object, other: object) -> None:
-    """Copy the tensors of `other` into the memory of `layer`."""
-    for name, found in vars(other).items():
-        if isinstance(found, Tensor):
-            getattr(layer, name).copy_(found)
-        elif hasattr(found, "weight"):
-            _take_over(getattr(layer, name), found)
-
-
 NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
 """Internal operators of torch. If a version drops one, the plain layout serves."""
 
 
 def packs(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not weight.is_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
         return False

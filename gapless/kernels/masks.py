@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import drafts_of
 from gapless.kernels.tables import Tables
@@ -70,7 +71,7 @@ def reply(
     if most:
         _expect(at, given, tables, mail, most)
         at = at._replace(state=tables.state.index_select(0, at.rows))
-    goes_on = (given[:, 0] != L.NO_TOKEN) & at.state[:, L.ACTIVE].bool()
+    goes_on = (given[:, 0] != NO_TOKEN) & at.state[:, L.ACTIVE].bool()
     row = torch.where(goes_on, at.rows, 0)
     mail[:, L.MAIL_TOKENS : L.MAIL_TOKENS + tokens.shape[1]].index_copy_(0, row, given)
     mail[:, L.MAIL_DRAFTED].index_copy_(0, row, drafts_of(at.state, drafts + 1).int())

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
@@ -25,7 +26,7 @@ _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
 _MASKED, _LATE = tl.constexpr(L.MASKED), tl.constexpr(L.LATE)
 _TAG, _TOLD, _TOKENS = tl.constexpr(L.MAIL_TAG), tl.constexpr(L.MAIL_TOLD), tl.constexpr(L.MAIL_TOKENS)
-_MASK, _NO_TOKEN = tl.constexpr(L.MAIL_MASK), tl.constexpr(L.NO_TOKEN)
+_MASK, _NO_TOKEN = tl.constexpr(L.MAIL_MASK), tl.constexpr(NO_TOKEN)
 _COUNT, _DRAFTS, _ALONG = tl.constexpr(L.MAIL_DRAFTED), tl.constexpr(L.MAIL_DRAFTS), tl.constexpr(L.MAIL_ALONG)
 _DRAFTED, _ASKED, _MAX_LEN = tl.constexpr(L.DRAFTED), tl.constexpr(L.DRAFTS), tl.constexpr(L.MAX_LEN)
 _AHEAD, _EXPECTED, _RUN = tl.constexpr(L.MAIL_AHEAD), tl.constexpr(L.MAIL_EXPECTED), tl.constexpr(L.MAIL_RUN)

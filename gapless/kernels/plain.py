@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
-from gapless.base.records import Flag
+from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
-from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
@@ -126,7 +125,7 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> TakenT
     flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
     flags = torch.where(active, flags, int(Flag.INERT)).int()
-    return TakenTokens(torch.where(taken, tokens, tokens.clamp(max=L.NO_TOKEN)).int(), counts, flags)
+    return TakenTokens(torch.where(taken, tokens, tokens.clamp(max=NO_TOKEN)).int(), counts, flags)
 
 
 def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: TakenTokens, tables: Tables) -> None:
@@ -148,7 +147,7 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
     step, slot = words[L.PACKET_STEP : L.PACKET_STEP + 1], words[L.PACKET_SLOT : L.PACKET_SLOT + 1]
     size = L.line_words(table.shape[1] - L.LINE_TOKENS)
     header = pad(torch.stack((step, torch.full_like(step, table.shape[0])), dim=1), (0, size - 2))
-    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=L.NO_TOKEN))).view(1, -1)
+    out = torch.cat((header, pad(table, (0, size - table.shape[1]), value=NO_TOKEN))).view(1, -1)
     lines[:, : out.shape[1]].index_copy_(0, slot.long(), out)
 
 
@@ -159,6 +158,6 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", TorchLinear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
+    "torch", {}, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
     finish, score, accept, look_up,
 )  # fmt: skip

@@ -7,10 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda
 
 from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
-from gapless.kernels.library_triton import launch_options, operator
+from gapless.kernels.library_triton import operator
 
 HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
@@ -48,9 +47,9 @@ def rope_and_write_kernel(
     qkv, qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up, RANK: tl.constexpr,
     INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, ROW: tl.constexpr, MAX_LEN: tl.constexpr, LAYERS: tl.constexpr,
     PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, HEADS heads). EARLY: lines of its adapter are ready before the previous kernel ends."""
+    """Program (token, HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -62,9 +61,6 @@ def rope_and_write_kernel(
         WIDTH: tl.constexpr = (TURNED + KV_HEADS) * 2 * HALF
         line = up + adapter * (RANK * WIDTH) + head * (2 * HALF) + column
         lefts, rights = first_of(line, own, WIDTH), first_of(line + HALF, own, WIDTH)
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
     place = qkv + token * ROW + head * (2 * HALF) + column
     left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -107,7 +103,6 @@ def rope_and_write_kernel(
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
     layer: int, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
-    early: bool = False,
 ) -> None:  # fmt: skip
     """Norm (if `qk_norm` [Hq + Hkv, D] is given) and rotate queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
     and write keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv may
@@ -116,9 +111,8 @@ def rope_and_write(
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Of tokens
     with the same slot (inert ones, in the null page) any one is kept. Computed in float32.
 
-    With `adapters` int64 [T], first adds the adapters' second half: inner [T, 3 * rank] or [T, slots, 3 * rank] times
-    `up` [slots, rank, all columns of qkv] of each token's slot. Values then go to the cache alone. early: see
-    `launch_options`.
+    With `adapters` int64 [T], first adds the adapters' second half: inner [T, slots, 3 * rank] times `up` [slots,
+    rank, all columns of qkv] of each token's slot. Values then go to the cache alone.
     """
     assert qkv.stride()[1:] == (qkv.shape[2], 1) and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape
@@ -128,8 +122,7 @@ def rope_and_write(
     rope_and_write_kernel[grid](
         qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up,
         rank, *inner_strides(inner), qkv.stride(0), table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half,
-        qk_norm is not None, early, HEADS,
-        triton.next_power_of_2(half), num_warps=2 if rank else 1, **launch_options(early),
+        qk_norm is not None, HEADS, triton.next_power_of_2(half), num_warps=2 if rank else 1,
     )  # fmt: skip
 
 

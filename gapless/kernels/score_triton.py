@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
@@ -22,7 +23,7 @@ SCORE_TILE = 2048
 """Tokens held by a program in registers."""
 
 _GENERATION, _LENGTH, _STATE = tl.constexpr(L.GENERATION), tl.constexpr(L.LENGTH), tl.constexpr(L.STATE_COLUMNS)
-_ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.NO_TOKEN)
+_ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SLOT), tl.constexpr(NO_TOKEN)
 _ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (L.SCORE_ROW, L.SCORE_GENERATION, L.SCORE_POSITION))
 _LOGPROB, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_TOP)
 _NONE = tl.constexpr(-(2**63))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.sampling import order_keys
 from gapless.kernels.tables import Tables
@@ -77,7 +78,7 @@ def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor,
     ids = ranked(logits, width)
     tops = logprobs.gather(1, ids)
     missing = width - ids.shape[1]
-    return chosen, rank, pad(ids, (0, missing), value=L.NO_TOKEN), pad(tops, (0, missing), value=-torch.inf)
+    return chosen, rank, pad(ids, (0, missing), value=NO_TOKEN), pad(tops, (0, missing), value=-torch.inf)
 
 
 def ranked(logits: Tensor, count: int) -> Tensor:

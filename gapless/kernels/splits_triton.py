@@ -8,15 +8,11 @@ combining one, must get the same size.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
-
-from gapless.device import facts
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, whose bfloat16 arithmetic is wrong: it gets float32."""
@@ -41,13 +37,6 @@ MOST_CHUNK_SPLITS = 16
 """Most splits of a chunk. Each split has a partial result for every token, and one tile combines them all."""
 ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths summed at once."""
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    if INTERPRETED:
-        return 4
-    return facts.multiprocessors(device)
 
 
 @triton.jit

@@ -7,24 +7,32 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
+from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.loop.parts import Parts
+from gapless.loop.requests import Unserved
+from gapless.loop.steplog import StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import Slots
+from gapless.memory.source import NO_SOURCE, PageSource
 from gapless.model.seam import Model
-from gapless.offload.host import LATE_NS, LEAST_TOKENS, HostTier
+from gapless.offload.host import LATE_NS, HostTier
 from gapless.offload.transfers import Transfers, slot_bytes
+from gapless.offload.waits import LEAST_TOKENS, TierSource
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
+from gapless.pace.draft_gate import DraftGate
 from gapless.pace.load_gate import LoadGate
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
@@ -37,10 +45,10 @@ from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
-from gapless.step.speculation import Gate, Speculation
+from gapless.step.speculation import Speculation
 
 AHEAD = 16
-"""Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
+"""[steps] Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
 
 
 class Sizes(NamedTuple):
@@ -98,16 +106,17 @@ def build_loop(
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
     host: HostSizes | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
     `kernels` None: the best for the device. `buckets` are the row counts of captured steps: None for the usual ones,
-    empty for none. `mixed` are the captured steps with chunks, None for the usual ones on CUDA. `chain` is how many
-    steps one visit may enqueue: None for auto, or 1 at a fixed depth. `bounds_stalls` limits prompt tokens that share a
-    step with decoding rows if they take long; `max_itl_ns` bounds the time of such a step, 0 for no bound. `program` is
-    a test's own, which gives rows several tokens in a step. `follow` takes the packets for the executors of other
-    devices. `adapters` and `processors` (by place) are available to requests. `speculation` is the source of drafts,
-    None for none. `host` is host memory for copies of pages, if prefixes are shared.
+    empty for none. `mixed` are the captured steps with chunks, None for the usual ones if the device pads. `chain` is
+    how many steps one visit may enqueue: None for auto, or 1 at a fixed depth. `bounds_stalls` limits prompt tokens
+    that share a step with decoding rows if they take long; `max_itl_ns` bounds the time of such a step, 0 for no bound.
+    `program` is a test's own, which gives rows several tokens in a step. `follow` takes the packets for the executors
+    of other devices. `adapters` and `processors` (by place) are available to requests. `speculation` is the source of
+    drafts, None for none. `host` is host memory for copies of pages, if prefixes are shared.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     # A prompt of max_len tokens can be scored: its row gets one more, which needs no KV. Rows stay aligned.
@@ -122,23 +131,23 @@ def build_loop(
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
+    chunk_limit = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        history + WISH_WORDS, ahead
+        history + WISH_WORDS, ahead, chunk_limit.tokens if chunk_limit else None,
     )  # fmt: skip
-    planner = Planner(limits, pools, rows, ledger, index)
     places = speculation.places if speculation else 1
     tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
-    mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
+    mixed = ON_GPU if mixed is None and device.caps.pads else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
-    kernels = kernels or choose(device.kind)
+    kernels = kernels or choose(device.caps.kernels)
     steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
     decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
     shapes = GraphShapes(
-        decode if device.captures else (),
+        decode if device.caps.captures else (),
         mixed if steps_of.kernels.begin_mixed is not None and not model.bounded else None,
         model.bounded,
         sizes.page_size,
@@ -153,19 +162,27 @@ def build_loop(
     slots, fill = steps.most + 1, limits.fill + PAGE_WORDS * page_writes
     executor = Executor(device, steps_of, shapes.words, slots, slots + steps.longest - 1, fill)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
-    gate = Gate(speculation, sizes.rows) if speculation else None
+    gate = DraftGate(sizes.rows, speculation.rows, speculation.sizes, speculation.head is None) if speculation else None
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
-    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
+    shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    source: PageSource = NO_SOURCE
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
-        planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
+        tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
+        source = TierSource(tier, index, pools, host.least_tokens)
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
+    planner = Planner(limits, pools, rows, ledger, index, source)
+    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    unserved = Unserved(adapters=loader is not None, masks=masks is not None)
+    every: list[Part | None] = [unserved, loader, transfers, masks]
+    every += [DraftLearner(gate, steps) if gate else None]
+    every += [ChunkLearner(chunk_limit, log) if chunk_limit else None, *parts]
+    made = Parts(tuple(part for part in every if part), loader, transfers, masks)
+    return Loop(device, launcher, planner, rows, steps, log, made)
 
 
 def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:
@@ -185,4 +202,4 @@ def _host_tier(
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
     # Half of a step's budget: decoding rows take their part of it.
     gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
-    return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)
+    return HostTier(pools, ledger, slots, device.clock, host.late_ns, gate)

@@ -9,17 +9,12 @@ from collections.abc import Callable
 
 from gapless.base.errors import StalledError
 
-SLOW_CPU, SLOW_GPU = 2e10, 1e13
-"""Operations a second of a slow device: two old cores, and a small GPU at a tenth of its peak."""
 
-
-def patience(seconds: float, operations: float, kind: str) -> float:
-    """Return the longest time of a step: `seconds`, or the time of `operations` on a slow device of this kind if
-    longer.
+def patience(seconds: float, operations: float, rate: float) -> float:
+    """Return the longest time of a step: `seconds`, or that of `operations` at `rate` a second if longer.
 
     0 stays 0, no limit.
     """
-    rate = SLOW_GPU if kind == "cuda" else SLOW_CPU
     return max(seconds, operations / rate) if seconds else 0.0
 
 

@@ -10,14 +10,15 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
+from gapless.kernels.matrix import DENSE
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
-from gapless.model.draft_model import DraftModel, PageShare
-from gapless.model.eagle import EagleLayer, HeadConfig, load_params
-from gapless.model.heads import RecurrentHead
-from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
+from gapless.model.drafting.draft_model import DraftModel, PageShare
+from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
+from gapless.model.drafting.heads import RecurrentHead
+from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
@@ -40,7 +41,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
-    below = lines_below(model, count, rank) if adapted and kernels.joined_rows is not None else 0
+    joins = adapted and any(way.adapts for way in kernels.ways) and model.layout == DENSE.name
+    below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import PageGroup
-from gapless.kernels.views import RowBatch, TokenBatch
+from gapless.kernels.views import LayerRows, RowBatch, TokenBatch
 
 
 class BatchShape(NamedTuple):
@@ -37,7 +37,12 @@ class BatchShape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return self.decode + sum(count for _, count in self.chunks)
+        return self.decode + self.prompt
+
+    @property
+    def prompt(self) -> int:
+        """Query tokens of the chunks."""
+        return sum([count for _, count in self.chunks]) if self.chunks else 0
 
 
 class GroupInputs(NamedTuple):
@@ -86,15 +91,10 @@ class StepInputs(NamedTuple):
         other = self.others[index - 1]
         return self._replace(slots=other.slots, page_table=other.page_table)
 
-    @property
-    def tokens(self) -> TokenBatch:
-        """Position of each query token, and where its KV goes."""
-        return TokenBatch(self.positions, self.slots)
-
-    @property
-    def batch(self) -> RowBatch:
-        """Lengths and pages of each row, as attention reads them."""
-        return RowBatch(self.rows, self.kv_lens, self.starts)
+    def layer_rows(self, cache: KVCache) -> LayerRows:
+        """Return the rows as layers read them."""
+        tokens, batch = TokenBatch(self.positions, self.slots), RowBatch(self.rows, self.kv_lens, self.starts)
+        return LayerRows(tokens, batch, cache.data, self.page_table, self.adapters, self.places == 1)
 
     @property
     def pages(self) -> Tensor:
@@ -129,7 +129,7 @@ class KVCache(NamedTuple):
         device: torch.device,
     ) -> KVCache:
         shape = (pages, layers, 2, page_size, kv_heads, head_dim)
-        if device.type != "cpu":
+        if not torch.empty(0, device=device).is_cpu:
             return cls(torch.zeros(shape, dtype=dtype, device=device))
         # numpy leaves zeroing to the operating system: a page costs memory and time only when it is first used.
         raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)

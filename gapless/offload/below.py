@@ -17,21 +17,22 @@ from gapless.offload.search import Search
 from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierAnswer, TierPage, TierRelease, key_of
 from gapless.offload.tiers.worker import TierWorker
-from gapless.pace.load_gate import LoadGate
+from gapless.pace.load_gate import PAGE_WEIGHT, LoadGate
+from gapless.pace.mean import Mean
 
 LOOKUP_NS = 50_000_000
-"""Time limit for a tier's answer; a page without an answer counts as missing."""
+"""[ns] Time limit for a tier's answer; a page without an answer counts as missing."""
 CLAIM_NS = 10_000_000_000
 """Time limit for a peer to compute claimed pages, and again to load them."""
 JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
-"""Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers no question during a
-job."""
+"""[pages, bytes, ns] Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers
+no question during a job."""
 LEASE_NS = 5_000_000_000
 """Unread borrowed pages are returned after this time: half of the longest lease that a peer gives."""
 MOST_WAITING = 8192
-"""Most copies waiting for their store to one tier; they hold no slot."""
+"""[pages] Most copies waiting for their store to one tier; they hold no slot."""
 BRAKE_SECONDS = 4.0
-"""Longest queue of stores, by time; further copies are dropped."""
+"""[s] Longest queue of stores, by time; further copies are dropped."""
 
 
 @dataclass
@@ -113,8 +114,8 @@ class LowerTiers:
         self._giving = [place for place, line in self._peers.items() if line.gives]
         self._storing = [0 for _ in lines]
         """Copies under stores to each tier"""
-        self._page_seconds = [0.0 for _ in lines]
-        """Time to store a page, a moving mean"""
+        self._page_seconds = [Mean(PAGE_WEIGHT) for _ in lines]
+        """Time to store a page"""
         self._latest_ns = [[0.0, 0.0] for _ in lines]
         """Time of a page in the latest store and the latest load that moved any"""
 
@@ -184,7 +185,7 @@ class LowerTiers:
 
     def _job_pages(self, place: int, loads: bool) -> int:
         """Return the most pages of a tier's next job."""
-        mean_ns = self._gate.page_ns(place) if loads else 1e9 * self._page_seconds[place]
+        mean_ns = self._gate.page_ns(place) if loads else 1e9 * self._page_seconds[place].value
         latest_ns, least = self._latest_ns[place][loads], JOB_BYTES // self._page_bytes
         fast = int(JOB_NS / max(latest_ns, mean_ns)) if latest_ns else 0
         return max(1, min(JOB_PAGES, max(least, fast)))
@@ -249,7 +250,7 @@ class LowerTiers:
         fresh, counts = self._fresh[place], self.counts[place]
         if len(fresh) >= MOST_WAITING:
             counts.dropped_busy += 1
-        elif len(fresh) * self._page_seconds[place] > BRAKE_SECONDS:
+        elif len(fresh) * self._page_seconds[place].value > BRAKE_SECONDS:
             counts.dropped_slow += 1
         else:
             fresh.append(copy)
@@ -475,7 +476,7 @@ class LowerTiers:
         counts.dropped_failed += len(job.copies) - len(end.checksums)
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
-        self._page_seconds[place] += (end.seconds / len(job.copies) - self._page_seconds[place]) / 8
+        self._page_seconds[place].add(end.seconds / len(job.copies))
         if job.doubted and (bad := [copy.key for copy in job.copies if copy.key in job.doubted]):
             line.drop(bad)
 

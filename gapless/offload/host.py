@@ -20,12 +20,10 @@ from gapless.offload.tiers.seam import key_of
 from gapless.offload.tiers.worker import TierWorker
 from gapless.pace.load_gate import LoadGate
 
-LEAST_TOKENS = 256
-"""Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
 LATE_NS = 1_000_000_000
-"""A waiting request computes its prompt after this time without an ended load."""
+"""[ns] A waiting request computes its prompt after this time without an ended load."""
 BATCH_PAGES = 32
-"""Usual pages of one transfer"""
+"""[pages] Usual pages of one transfer"""
 
 
 class PageMove(NamedTuple):
@@ -55,11 +53,11 @@ class HostTier:
     """Chooses the next stores and loads. `offload.transfers` moves the pages and reports their arrival."""
 
     def __init__(
-        self, pools: Sequence[PagePool], ledger: Ledger, slots: int, clock: Callable[[], int],
-        least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS, gate: LoadGate | None = None,
+        self, pools: Sequence[PagePool], ledger: Ledger, slots: int, clock: Callable[[], int], late_ns: int = LATE_NS,
+        gate: LoadGate | None = None,
     ) -> None:  # fmt: skip
-        """Each group has `slots` copies. A load has at least `least_tokens`, is late after `late_ns`, and begins if it
-        pays by `gate`; without a gate, always."""
+        """Each group has `slots` copies. A load is late after `late_ns`, and begins if it pays by `gate`; without a
+        gate, always."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
         self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
@@ -68,7 +66,6 @@ class HostTier:
         self._clock = clock
         self._late_ns = late_ns
         self.gate = gate or LoadGate(weighs=False)
-        self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
         self.running = 0
         """Number of running rows: each may need a page at any step, so loads leave as many."""
         self._waiting: deque[PageLoad] = deque()
@@ -93,7 +90,7 @@ class HostTier:
             group.doubted = self.below.drop
         return self.below
 
-    # For the planner.
+    # For rows that wait.
 
     def has(self, pool: PagePool, digest: bytes) -> bool:
         """Return whether the page of this digest is loadable."""

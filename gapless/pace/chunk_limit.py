@@ -11,25 +11,28 @@ from typing import Literal
 
 import numpy as np
 
+from gapless.pace.mean import Mean
+
 UNNOTICED_NS = 20_000_000
-"""A step with chunks may always take this long: fifty tokens a second still read as flowing text."""
+"""[ns] A step with chunks may always take this long: fifty tokens a second still read as flowing text."""
 STALL = 3
-"""A step with chunks may take this many times as long as its decoding rows: prompts get two thirds of the time."""
+"""[times] A step with chunks may take this many times as long as its decoding rows: prompts get two thirds of the
+time."""
 SOON = 12
-"""Steps within which all prompts that could have a row should run. If more arrive than STALL allows, they would queue,
-and few rows would decode."""
+"""[steps] Steps within which all prompts that could have a row should run. If more arrive than STALL allows, they would
+queue, and few rows would decode."""
 LONGEST = 8
-"""Longest step, in times of its decoding rows, that SOON may ask for."""
+"""[times] Longest step, in times of its decoding rows, that SOON may ask for."""
 LEAST_CHUNK_TOKENS = 128
-"""Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
+"""[tokens] Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
 LEAST_BOUNDED = 16
-"""Least prompt tokens of a step under a user's bound, which comes first."""
+"""[tokens] Least prompt tokens of a step under a user's bound, which comes first."""
 BOUND_SPREADS = 3
-"""Mean deviations of measured from expected times that a bound leaves room for"""
+"""[deviations] Mean deviations of measured from expected times that a bound leaves room for"""
 BOUND_MARGIN = 0.03
-"""Share of a bound kept free for costs outside the terms"""
-_WEIGHT = 1 / 16
-_KEEP = 1 - 1 / 16
+"""[share] Share of a bound kept free for costs outside the terms"""
+FIT_WEIGHT = 1 / 16
+"""[weight] Weight of the latest step of a kind"""
 _UNITS = np.array([1.0, 16.0, 256.0])
 """Units of the terms of a step's time: steps, rows, tokens."""
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])
@@ -53,18 +56,17 @@ class StepTimes:
         self._terms = np.zeros(3)
         self.token_ns = 0.0
         """Time of a prompt token; 0 before the first step with one."""
-        self.spread_ns = 0.0
-        """Mean deviation of a step's time from the forecast"""
+        self.spread_ns = Mean(FIT_WEIGHT)
+        """Deviation of a step's time from the forecast"""
 
     def learn(self, rows: int, tokens: int, ns: int) -> None:
         """Take in a measured step of `rows` decoding rows and `tokens` prompt tokens."""
         ns, kind = max(ns, 1), int(tokens > 0)
         if tokens and self.token_ns:
-            off = abs(ns - self.rows_ns(rows) - tokens * self.token_ns)
-            self.spread_ns += (off - self.spread_ns) * _WEIGHT
+            self.spread_ns.add(abs(ns - self.rows_ns(rows) - tokens * self.token_ns))
         step = np.array([1.0, rows, tokens]) / _UNITS / ns
-        self._products[kind] = _KEEP * self._products[kind] + np.outer(step, step)
-        self._moments[kind] = _KEEP * self._moments[kind] + step
+        self._products[kind] = (1 - FIT_WEIGHT) * self._products[kind] + np.outer(step, step)
+        self._moments[kind] = (1 - FIT_WEIGHT) * self._moments[kind] + step
         if tokens:
             self._fit(ns / tokens)
 
@@ -105,7 +107,7 @@ class ChunkLimit:
             return self._least
         rows_ns = times.rows_ns(rows)
         if self.most_ns:
-            most = (1 - BOUND_MARGIN) * self.most_ns - BOUND_SPREADS * times.spread_ns
+            most = (1 - BOUND_MARGIN) * self.most_ns - BOUND_SPREADS * times.spread_ns.value
         else:
             soon = rows_ns + waiting / SOON * times.token_ns
             most = max(UNNOTICED_NS, STALL * rows_ns, min(soon, LONGEST * rows_ns))

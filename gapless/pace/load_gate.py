@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from gapless.pace.mean import CappedMean
+
 HOST_SOURCE = -1
 """Source number of the host tier; the tiers below it have theirs from 0."""
-_WEIGHT = 1 / 8
+PAGE_WEIGHT = 1 / 8
+"""[weight] Weight of the latest time in a mean"""
 TRIALS = 1 / 32
-"""Share of computing time spent on trial loads that do not pay, since a tier may have become faster."""
+"""[share] Share of computing time spent on trial loads that do not pay, since a tier may have become faster."""
 
 
 class LoadGate:
@@ -18,17 +21,17 @@ class LoadGate:
         """Let every load pay unless the gate `weighs`. Steps of fewer than `least_tokens` prompt tokens are ignored."""
         self.weighs = weighs
         self._least_tokens = least_tokens
-        self._step_ns = self._saved_ns = 0.0
-        self._token_ns: float | None = None
-        self._page_ns: dict[int, float] = {}
+        self._saved_ns = 0.0
+        self._step_ns, self._token_ns = CappedMean(PAGE_WEIGHT), CappedMean(PAGE_WEIGHT, skips=True)
+        self._page_ns: dict[int, CappedMean] = {}
 
     def computed(self, tokens: int, ns: int) -> None:
         """Take in a step of this many prompt tokens. The time of a step without any is subtracted: a request with
         loaded pages needs a step too."""
         if not tokens:
-            self._step_ns = _mean(self._step_ns, ns)
+            self._step_ns.add(ns)
         elif tokens >= self._least_tokens:
-            self._token_ns = _mean(self._token_ns, max(ns - self._step_ns, 1) / tokens)
+            self._token_ns.add(max(ns - self._step_ns.value, 1) / tokens)
 
     def fresh(self) -> LoadGate:
         """Return an unmeasured gate of the same kind."""
@@ -36,12 +39,13 @@ class LoadGate:
 
     def moved(self, source: int, pages: int, ns: float) -> None:
         """Take in a load of this many pages. A shorter time counts at once: no disturbance makes a copy look faster."""
-        page_ns = ns / pages
-        self._page_ns[source] = min(page_ns, _mean(self._page_ns.get(source), page_ns))
+        mean = self._page_ns.setdefault(source, CappedMean(PAGE_WEIGHT, skips=True))
+        mean.add(ns / pages)
+        mean.value = min(mean.value, ns / pages)
 
     def page_ns(self, source: int) -> float:
         """Return the time of a page of this source; 0 if unknown."""
-        return self._page_ns.get(source, 0.0)
+        return self._page_ns[source].value if source in self._page_ns else 0.0
 
     def pays(self, tokens: int, pages: int, below_ns: float = 0.0) -> bool:
         """Return whether loading these pages of `tokens` prompt tokens takes no longer than computing them, or is due
@@ -55,16 +59,9 @@ class LoadGate:
 
     def declined(self, tokens: int) -> None:
         """Count prompt tokens that are computed because a load would take longer."""
-        self._saved_ns += TRIALS * tokens * (self._token_ns or 0.0)
+        self._saved_ns += TRIALS * tokens * self._token_ns.value
 
     def _longer_ns(self, tokens: int, pages: int, below_ns: float) -> float:
-        if not (self.weighs and self._token_ns):
+        if not (self.weighs and self._token_ns.value):
             return 0.0
-        return pages * self.page_ns(HOST_SOURCE) + below_ns - tokens * self._token_ns
-
-
-def _mean(before: float | None, value: float) -> float:
-    """Return the mean after another value. An outlier, as on a busy machine, counts at most as twice the mean."""
-    if before is None:
-        return 0.0
-    return before + min(value - before, before) * _WEIGHT if before else value
+        return pages * self.page_ns(HOST_SOURCE) + below_ns - tokens * self._token_ns.value

@@ -85,7 +85,7 @@ class Executor:
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self.host_lines = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
-        own = self.host_lines if device.maps_host else torch.zeros_like(self.host_lines, device=at)
+        own = self.host_lines if device.caps.maps_host else torch.zeros_like(self.host_lines, device=at)
         lines = self.host_lines if program.kernels.stores_on_host else own
         lists = {name: self.sent[place] for name, place in self.places.items()}
         packet, loads = self.sent[self.first :], self.sent[:first]
@@ -107,7 +107,9 @@ class Executor:
         self._free: deque[RingSlot] = deque()
         """Outboxes kept for the next steps, in ring order."""
         layers = program.cache.data.shape[1]
-        self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
+        queue = device.caps.launch_queue
+        self._most_eager = max(1, queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP)) if queue else 0
+        """Most eager steps in flight; 0: no bound"""
         self._eager: deque[Fence] = deque()
         """Ends of the eager steps in flight, which fill the launch queue."""
         observe.built(self)
@@ -127,7 +129,7 @@ class Executor:
         """Return whether another eager step might block in the driver on a full launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
-        return len(self._eager) >= self._most_eager
+        return len(self._eager) >= self._most_eager > 0
 
     @property
     def packet(self) -> Int32s:
@@ -175,7 +177,7 @@ class Executor:
         if packet is not None:
             self.packets.retire(packet, ended)
         on_host = ended if steps.copied[0] == steps.copied[1] else self.download_lines(outbox, *steps.copied, ended)
-        if steps.eager and device.launch_queue:
+        if steps.eager and self._most_eager:
             self._eager.append(ended)
         return Run(outbox, started, ended, on_host, device.clock())
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gapless.base.records import Request, StepPlan
 from gapless.device import Fence, RingSlot
 from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import DraftGate
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import CaptureOrder, ForwardKey, Order
@@ -17,7 +18,6 @@ from gapless.step.leader import Decision, Leader
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.packet import DecodeRows, Packer
-from gapless.step.speculation import Gate
 
 Follow = Callable[[Order | CaptureOrder], None]
 
@@ -48,11 +48,12 @@ class Launcher:
 
     def __init__(
         self, executor: Executor, packer: Packer, lanes: Lanes, shapes: GraphShapes, patience: int,
-        gate: Gate | None = None, follow: Follow | None = None,
+        gate: DraftGate | None = None, follow: Follow | None = None,
     ) -> None:  # fmt: skip
         """A program is captured after `patience` misses. `gate` decides which steps run drafts, and `follow` takes
         every order, for the executors of other devices."""
         self._device, self.program = executor.device, executor.program
+        self._queues = executor.device.caps.launch_queue > 0
         self.executor = executor
         self.graphs = StepGraphs(shapes, self._capture, patience)
         self.gate = gate
@@ -74,7 +75,7 @@ class Launcher:
         if self.executor.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at once.
-        alone = self._device.launch_queue and self._last is not None and not self._last.captured
+        alone = self._queues and self._last is not None and not self._last.captured
         return self.executor.ready(1 if alone else most)
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:

@@ -8,12 +8,12 @@ import numpy as np
 
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, StepKind, Verify, kind_of
 from gapless.step.graphs import StepGraphs
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, SampleKey, ScoreKey, StepKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, StepKind, Verify, kind_of
 from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 class Leader:
     """The wishes of rows, and the available graphs."""
 
-    def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs, gate: Gate | None = None) -> None:
+    def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs, gate: DraftGate | None = None) -> None:
         """`gate` decides which steps run drafts; without a gate none does."""
         self.packer = packer
         self.lanes = lanes

@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
-from gapless.base.records import Admission, Int32s, Int64s, PageWrite, Request, StepPlan
+from gapless.base.records import NO_TOKEN, Admission, Int32s, Int64s, PageWrite, Request, StepPlan
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels import layout as L
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
+from gapless.model.drafting.suffixes import Tenants
 from gapless.step.logprobs import PROMPT_WORDS
-from gapless.step.speculation import Tenants, most_drafts
 
 ADMISSION_WORDS = 1 + L.STATE_COLUMNS + L.PARAM_COLUMNS
 
@@ -154,7 +154,7 @@ class Packer:
             block[len(requests) :] = 0  # padding: the null row is admitted with zeros
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request, self._table.leased.get(admission.row, {}))
-                if most_drafts(request):
+                if request.most_drafts:
                     line[1 + L.STATE_COLUMNS + L.TENANT] = self._tenants.number(request.salt)
         if prompt:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
@@ -187,14 +187,14 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params = line[1 + L.STATE_COLUMNS :]
     params[L.MIN_LEN], params[L.MAX_LEN] = request.min_len, request.max_len
     params[L.ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
-    params[L.MASKED], params[L.DRAFTS], params[L.TENANT] = request.matcher is not None, most_drafts(request), 0
+    params[L.MASKED], params[L.DRAFTS], params[L.TENANT] = request.matcher is not None, request.most_drafts, 0
     params[L.ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
     write_params(params, PARAMS, L.PARAM_OF, request.params, leased)
     # A missing seed was drawn before.
     params[L.SEED_LOW : L.SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
     assert len(request.stop_ids) <= MAX_STOP_IDS
     params[L.STOP_IDS : L.STOP_IDS + len(request.stop_ids)] = request.stop_ids
-    params[L.STOP_IDS + len(request.stop_ids) :] = L.NO_TOKEN
+    params[L.STOP_IDS + len(request.stop_ids) :] = NO_TOKEN
 
 
 def write_params(

@@ -14,7 +14,6 @@ from gapless.kernels.layout import PAGE_WORDS
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.keys import Load, LoadKey
-from gapless.step.speculation import most_drafts
 
 
 class Fill(NamedTuple):
@@ -59,7 +58,7 @@ def fill_for(
     loads, words = [], []
     for admission, request in zip(admissions, requests, strict=True):
         slot = table.leased.get(admission.row, {}).get(Lane.ADJUST.value, NO_SLOT)
-        drafts = speculates and admission.start > 0 and most_drafts(request) > 0
+        drafts = speculates and admission.start > 0 and request.most_drafts > 0
         if slot != NO_SLOT or drafts:
             wishes = wish_words(request) if slot != NO_SLOT else np.empty(0, np.int32)
             words += [wishes, table.tokens[admission.row, : admission.start].copy()]

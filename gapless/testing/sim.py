@@ -19,7 +19,7 @@ from gapless.device.common import HostMemoryDevice
 from gapless.device.fault import Fault
 from gapless.device.record import TapeGraph, record_on
 from gapless.device.ring import Fence, check_upload
-from gapless.device.seam import ATTENDANT, STREAMS, Program
+from gapless.device.seam import ATTENDANT, STREAMS, Caps, Program
 from gapless.testing.adversary import Adversary
 
 SIM_MEMORY_BYTES = 1 << 30
@@ -166,12 +166,10 @@ class SimDevice(HostMemoryDevice):
     """
 
     kind = "sim"
-    captures = True
-    launch_queue = 0
+    caps = Caps(captures=True, real_time=False)
 
     def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
-        self.maps_host = maps_host
-        self.torch_device = torch.device("cpu")
+        self.caps = self.caps._replace(maps_host=maps_host)
         self.fault = Fault()
         self.bell = SimBell(self)
         self.host_now = 0

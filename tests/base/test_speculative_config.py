@@ -12,7 +12,7 @@ from gapless import ConfigError
 from gapless.base.speculative import BY_MODEL, SpeculativeConfig
 from gapless.kernels.layout import SUFFIX_WORDS
 from gapless.kernels.views import Recall
-from gapless.step.speculation import SuffixLookup
+from gapless.model.drafting.suffixes import SuffixLookup
 
 
 def parse(**fields: Any) -> SpeculativeConfig:

@@ -32,7 +32,7 @@ from gapless.testing.sim import SimDevice
 
 def native() -> CpuDevice:
     device = CpuDevice(threads=1)
-    if not device.captures:
+    if not device.caps.captures:
         device.close()
         pytest.skip(f"no native streams: {cpu_native.reason()}")
     return device
@@ -163,7 +163,7 @@ def test_a_failed_device_captures_nothing(device: Device) -> None:
 
 def test_without_native_streams_there_are_no_graphs() -> None:
     device = CpuDevice(threads=1, use_native=False)
-    assert not device.captures
+    assert not device.caps.captures
     with pytest.raises(CaptureError, match="no native streams: they were not asked for"):
         device.capture("k", int)
     device.close()

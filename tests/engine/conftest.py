@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from oracle_drafter import cost
 
-from gapless.step.speculation import Gate
+from gapless.pace.draft_gate import DraftGate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 def steps_cost(monkeypatch, cost_of):
     """Have the gate of drafts learn these costs of steps, whatever else the machine does."""
-    learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost_of(batch)))
+    learn = DraftGate.learn
+    monkeypatch.setattr(DraftGate, "learn", lambda gate, kind, *size: learn(gate, kind, *size[:2], cost_of(*size[:2])))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def fixed_costs(monkeypatch):
 @pytest.fixture
 def free_drafts(monkeypatch):
     """Steps with drafts cost nothing beside others."""
-    steps_cost(monkeypatch, lambda batch: 1)
+    steps_cost(monkeypatch, lambda *_: 1)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, E
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.base.structured import StructuredOutputs
-from gapless.device import CpuDevice
+from gapless.device import CpuDevice, CudaDevice
 from gapless.engine.core import WARM_UP_KEY, build_core
 from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
 from gapless.kernels.tables import Tables, slot_bytes
@@ -80,7 +80,7 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature, depth):
 @pytest.mark.parametrize("tokens", [0, 100])
 def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
     core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
-    assert (core.loop.planner.chunk_limit is None) == bool(tokens)
+    assert (core.loop.planner.limits.chunk_limit is None) == bool(tokens)
     core.close()
 
 
@@ -97,7 +97,7 @@ def test_a_very_small_model_replays_short_prompts_that_come_alone(directory, mon
         while core.rest():
             core.step()
     # 5 and 7 share a graph, as do 9 and 16; two prompts at once have none to miss.
-    assert missed == ([1, 1, 2, 2, 2, 2] if core.loop.device.captures else [0] * 6)
+    assert missed == ([1, 1, 2, 2, 2, 2] if core.loop.device.caps.captures else [0] * 6)
     core.close()
 
 
@@ -127,7 +127,7 @@ def test_warm_up_leaves_no_trace(directory):
 def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, captures_all, fields, buckets):
     monkeypatch.setattr("gapless.engine.core.TINY_MODEL", 0)  # only steps without chunks
     core = build_core(config(directory, **fields))
-    if not core.loop.device.captures:
+    if not core.loop.device.caps.captures:
         buckets = ()
     assert core.loop.launcher.graphs.buckets == buckets
     drive(core, requests(0.0))
@@ -253,7 +253,7 @@ def tables_for(sizes):
 
 def test_the_memory_of_a_gpu_covers_the_tables_too():
     total, model = 1 << 30, model_of(1024, 211, (2, 48, 32), torch.float16)
-    device = SimpleNamespace(kind="cuda", memory=lambda: (total, total))
+    device = SimpleNamespace(caps=CudaDevice.caps, memory=lambda: (total, total))
     long = SimpleNamespace(max_position_embeddings=100_000)
     sizes = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)
     tables = tables_for(sizes)
@@ -267,7 +267,7 @@ def test_the_memory_of_a_gpu_covers_the_largest_sampled_batch():
     total, vocab, rows = 80_000_000_000, 151_936, 256
     model = model_of(57_344, vocab, (28, 18_944, 3_584), torch.bfloat16)
     weights = 15_200_000_000
-    device = SimpleNamespace(kind="cuda", memory=lambda: (total - weights, total))
+    device = SimpleNamespace(caps=CudaDevice.caps, memory=lambda: (total - weights, total))
     long = SimpleNamespace(max_position_embeddings=32_768)
     sizes = choose_sizes(EngineConfig(), long, model, device)
     kv = sizes.pages * model.page_bytes(sizes.page_size)

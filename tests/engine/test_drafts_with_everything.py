@@ -13,7 +13,7 @@ from gapless.base.structured import Thinking
 from gapless.demo import weights_dir
 from gapless.engine.outputs import CompletionOutput
 from gapless.model.config import read_model_config
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Verify
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, Verify
 
 SMALL = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 256}
 SUM = "Mia has 14 pens and buys 7 more. How many pens does Mia have?"
@@ -76,7 +76,7 @@ def plain(adapter):
 @pytest.mark.parametrize("method", ["ngram", "suffix", "eagle3"])
 def test_whatever_a_request_asks_for_comes_with_drafts_as_without(method, adapter, plain, monkeypatch):
     everything = Verify(5, drafts=True)  # whatever pays
-    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
+    monkeypatch.setattr(DraftGate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
     played = play(adapter, "4", {"method": method})
     for name, one in played.items():
         assert one.said == plain[name].said, name

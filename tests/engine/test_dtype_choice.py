@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gapless.base.config import EngineConfig
+from gapless.device import CpuDevice, CudaDevice
 from gapless.engine import sizing
 from gapless.kernels import dtypes, native
 from gapless.model.config import load_config
@@ -20,10 +21,10 @@ def model():
     return replace(load_config(CONFIG), dtype="bfloat16")
 
 
-def settled(monkeypatch, model, gain, kind="cpu", free=64 << 30, config=CONFIG):
+def settled(monkeypatch, model, gain, device=CpuDevice, free=64 << 30, config=CONFIG):
     monkeypatch.setattr(sizing, "float32_gains", lambda dtype: gain if dtype == torch.bfloat16 else 0.0)
     monkeypatch.setattr(sizing.host, "memory", lambda: (free, 64 << 30))
-    return sizing.settle_dtype(config, model, kind).dtype
+    return sizing.settle_dtype(config, model, device.caps).dtype
 
 
 def test_a_cpu_computes_in_float32_if_that_is_clearly_faster(monkeypatch, model):
@@ -35,7 +36,7 @@ def test_a_cpu_computes_in_float32_if_that_is_clearly_faster(monkeypatch, model)
 
 @pytest.mark.parametrize(
     "how",
-    [{"gain": 1.2}, {"kind": "cuda"}, {"free": 1 << 20}, {"config": replace(CONFIG, dtype="bfloat16")}],
+    [{"gain": 1.2}, {"device": CudaDevice}, {"free": 1 << 20}, {"config": replace(CONFIG, dtype="bfloat16")}],
     ids=["not clearly faster", "a GPU", "would not fit", "named by the user"],
 )
 def test_another_dtype_than_float32_is_kept(monkeypatch, model, how):

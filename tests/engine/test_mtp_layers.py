@@ -138,7 +138,7 @@ class Direct(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def drafts_pay(free_drafts, monkeypatch):
-    monkeypatch.setattr("gapless.step.speculation.PAYS", 0.0)
+    monkeypatch.setattr("gapless.pace.draft_gate.PAYS", 0.0)
 
 
 def answers(directory: Path, **options: Any) -> list[list[int]]:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
+
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 from kernels.products import random
@@ -19,7 +21,7 @@ from gapless.kernels import cut_triton, sampling_triton
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
-from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS
+from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.tables import Tables

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, Verify
+
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 
@@ -17,7 +19,6 @@ from oracles import right_drafts
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Verify
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 4}
 ITSELF = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 4}
@@ -47,8 +48,8 @@ def test_drafts_change_no_token(depth: int, errs: float) -> None:
 def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
     speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn = Gate.learn  # steps with drafts take twice as long as others, whatever else the machine does
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
+    learn = DraftGate.learn  # steps with drafts take twice as long as others, whatever else the machine does
+    monkeypatch.setattr(DraftGate, "learn", lambda gate, kind, *size: learn(gate, kind, *size[:2], cost(*size[:2])))
     chats = [[{"role": "user", "content": f"{name} has {n} pens and buys 7 more. How many pens does {name} have?"}]
              for n in (14, 25, 38) for name in ("Mia", "Tom")]  # fmt: skip
     asked = [SamplingParams(temperature=0.7 * (i % 3 == 2), seed=i, max_tokens=60) for i in range(len(chats))]
@@ -68,7 +69,7 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
 def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without chunks run all drafts, whatever pays."""
     everything = Verify(5, drafts=True)
-    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
+    monkeypatch.setattr(DraftGate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
 
 
 @pytest.mark.usefixtures("every_draft")

@@ -55,7 +55,7 @@ def test_steps_of_the_checksum_model_pass_under_no_sync(kind, depth):
             device.close()
             steps += loop.counters.steps
             captured += loop.counters.graph_steps
-    assert checked.launched >= steps > 100 and captured > 20 * device.captures and checked.trouble() == []
+    assert checked.launched >= steps > 100 and captured > 20 * device.caps.captures and checked.trouble() == []
 
 
 @pytest.mark.parametrize("kind", sharpest(["cpu", "sim"]))
@@ -138,7 +138,7 @@ def test_a_sync_of_the_host_that_launches_would_be_caught(kind, tmp_path, monkey
 @pytest.mark.parametrize("copy", ["upload", "download"])
 def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeypatch):
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(0)
-    device.maps_host = False
+    device.caps = device.caps._replace(maps_host=False)
     where = device.compute if copy == "upload" else device
     monkeypatch.setattr(where, copy, lambda target, source: target.copy_(source))
     with guarded() as checked, pytest.raises((DeviceError, guard.SyncError)):

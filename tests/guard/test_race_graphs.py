@@ -53,7 +53,7 @@ class Declaring:
 def open_device(kind: str, seed: int) -> Device:
     if kind == "cpu":
         device = CpuDevice(threads=1)
-        if not device.captures:
+        if not device.caps.captures:
             device.close()
             pytest.skip(f"no native streams: {cpu_native.reason()}")
         return device

@@ -22,13 +22,15 @@ from triton.runtime.jit import JITFunction
 
 from gapless.base.config import EngineConfig
 from gapless.base.speculative import MAX_DRAFTS
-from gapless.device import facts, open_device
+from gapless.device import CudaDevice, facts, open_device
 from gapless.kernels import ahead_triton, library_triton, linear
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
-from gapless.model.draft_model import DraftModel
+from gapless.model.drafting.draft_model import DraftModel
+from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
+from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, ON_GPU
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
@@ -36,7 +38,7 @@ from gapless.step.lanes import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
-from gapless.step.speculation import ENDING, PromptLookup, Speculation, drafted_rows
+from gapless.step.speculation import Speculation
 
 CONFIG = tiny_config(
     vocab_size=1519,
@@ -48,7 +50,7 @@ CONFIG = tiny_config(
     dtype="bfloat16",
 )
 SHAPE = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8, slots=64)
-DRAFTED = drafted_rows("cuda", SHAPE.rows)
+DRAFTED = min(CudaDevice.caps.drafted_rows, SHAPE.rows)
 
 new: list[str] = []
 """Kernels that the last program would have compiled."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
@@ -53,7 +54,7 @@ def tables_of(settings: Sequence[Setting], device: str = "cpu", vocab: int = 0) 
     ):  # fmt: skip
         table[rows, column] = torch.tensor([getattr(asked, field) for asked in settings], dtype=table.dtype)
     whole[rows, L.SEED_LOW : L.SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
-    lists = [[*asked.stop_ids, *[L.NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
+    lists = [[*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
     whole[rows, L.STOP_IDS :] = torch.tensor(lists, dtype=torch.int32)
     for row, asked in zip(rows.tolist(), settings, strict=True):
         whole[row, L.MASKED], tables.state[row, L.LATE] = bool(asked.out), asked.late

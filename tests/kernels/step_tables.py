@@ -7,6 +7,7 @@ import random
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels.tables import Tables
 
@@ -23,7 +24,7 @@ def moved(tables: Tables, device: str) -> Tables:
 def world(rng: random.Random, size: int) -> Tables:
     """`size` rows in all states, the null row not counted: fresh, at a page's border, one before the end, finished."""
     state = torch.zeros(size + 1, L.STATE_COLUMNS, dtype=torch.int32)
-    params = torch.full((size + 1, L.PARAM_COLUMNS), L.NO_TOKEN, dtype=torch.int32)
+    params = torch.full((size + 1, L.PARAM_COLUMNS), NO_TOKEN, dtype=torch.int32)
     params[0] = 0
     history = torch.zeros(size + 1, LONGEST, dtype=torch.int32)
     pages = torch.zeros(size + 1, MAX_PAGES, dtype=torch.int32)

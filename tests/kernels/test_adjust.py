@@ -14,7 +14,7 @@ from sampling_oracle import tables_of as sampling_tables
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import NO_TOKEN, Request
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
@@ -70,7 +70,7 @@ def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[
     tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
     slots = Adjustments.new(len(requests), vocab, torch.device("cpu"), PLACES)
     slots.adjusted.fill_(7.5)
-    tables.params[:, L.STOP_IDS :] = L.NO_TOKEN
+    tables.params[:, L.STOP_IDS :] = NO_TOKEN
     reals = tables.params.view(torch.float32)
     for row, request in enumerate(requests, 1):
         if request is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fused_reference
 import numpy as np
 import pytest
 import torch
@@ -13,9 +12,10 @@ from test_attention import near
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
+from gapless.kernels import arch, attention, few_rows, plain, rope_triton, splits_triton, unpack
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels import few_rows, rope_triton, splits_triton, unpack
 from gapless.kernels.attention_triton import AttentionTiles
+from gapless.kernels.views import LayerRows
 
 SMALL = AttentionTiles(16, 16, 4, 2)
 QWEN = Heads(16, 8, 128)
@@ -80,7 +80,7 @@ def test_decode_split_in_every_way_equals_float64(implementation, lengths, split
     """With the combining program of its own, or by the last to arrive, which leaves the counters as they were."""
     decode(Heads(2, 1, 16), lengths, tiles=SMALL, splits=splits, least=16, many=many)
     cpu = torch.device("cpu")
-    assert not kernels.counters(cpu, kernels.GRID_PER_SM * kernels.multiprocessors(cpu)).any()
+    assert not kernels.counters(cpu, kernels.GRID_PER_SM * kernels.arch(cpu).processors).any()
 
 
 @runs(on=INTERPRETED)
@@ -131,7 +131,7 @@ def test_a_few_tokens_are_split_by_themselves_and_many_are_not(implementation, m
     monkeypatch.setattr(
         kernels, "split_space", lambda q, splits: seen.append(splits) or splits_triton.split_space(q, splits)
     )
-    monkeypatch.setattr(kernels, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(kernels, "arch", lambda device: arch.INTERPRETER._replace(processors=8))
     prefill(Heads(2, 2, 16), [3], [1100], tiles=SMALL)
     prefill(Heads(2, 2, 16), [70], [1100], tiles=SMALL)
     assert seen == [4]
@@ -201,10 +201,15 @@ def test_decode_rotates_and_writes_first(implementation, heads, norm, lengths, m
 def test_decode_of_few_rows_equals_the_twin(implementation, heads, lengths):
     """Rotated, written and read in one operation."""
     found = []
-    for few in (few_rows.FEW_ROWS, fused_reference.FEW_ROWS):
+    for fused in (True, False):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)
-        out = few.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, heads.dim**-0.5)
+        rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table)
+        if fused:
+            out = few_rows.FewRowsOps(turn.qkv, rows, 0.0).attend(turn.qkv.flatten(1), turn.rotation, LAYER)
+        else:
+            plain.rope_and_write(turn.qkv, turn.rotation, batch.kv, turn.tokens)
+            out = attention.decode_attention(turn.qkv[:, : heads.query], batch.kv, batch.batch, heads.dim**-0.5)
         found.append((out, batch.cache))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -250,7 +255,7 @@ def test_splits_of_real_sizes_equal_float64(implementation, heads):
             near(kernels.decode_attention(*args, splits=splits), want)
             for _ in range(20):
                 near(kernels.decode_attention(*args, splits=splits, many=True), want)
-        assert not kernels.counters(device, kernels.GRID_PER_SM * kernels.multiprocessors(device)).any()
+        assert not kernels.counters(device, kernels.GRID_PER_SM * kernels.arch(device).processors).any()
 
 
 @runs("size", on=("cuda",), cuda=[1, 2, 3, 7, 16, 31])

@@ -86,20 +86,15 @@ def builds() -> Iterator[tuple[str, Build]]:
 
 NO_ADAPTERS = {"RANK": 0, "INNER_ROW": 0, "INNER_SLOT": 0, "inner": None, "adapters": None, "lines": None, "up": None}
 ADD_NORM = {"WIDTH": 8192, "ROW": 8192, "BLOCK": 8192}
-SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512, "EARLY": False}
+SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512}
 ROPE = {
     "ROW": 4096, "MAX_LEN": HISTORY, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
-    "EARLY": False, "HEADS": 4, "BLOCK": 64,
+    "HEADS": 4, "BLOCK": 64,
 }  # fmt: skip
 
 
 def eight_at_a_time(ptx: str) -> bool:
     return ".v4.b32" in ptx
-
-
-def adapters_early(ptx: str) -> bool:
-    """They are asked for before the kernel in front has ended."""
-    return ptx[: ptx.index("griddepcontrol.wait")].count("ld.global") > 32
 
 
 def elementwise() -> Iterator[tuple[str, Build]]:
@@ -116,9 +111,6 @@ def elementwise() -> Iterator[tuple[str, Build]]:
         yield name, Build(kernel, alone, warps, out, free, 64, look=eight_at_a_time)
         joined = sizes | {"RANK": 16, "ROW": sizes["ROW"] + 240, "INNER_ROW": sizes["ROW"] + 240, "INNER_SLOT": 48}
         yield f"{name} after a joined product", Build(kernel, joined, more, out | {"inner": "*bf16"}, free, 255)
-        if name != "add_rms_norm":
-            beside = sizes | {"RANK": 16, "EARLY": True, "INNER_ROW": 48, "INNER_SLOT": 0}
-            yield f"{name} with adapters", Build(kernel, beside, more, out, free, 255, (90, 100), look=adapters_early)
     for width, chunk, projections, shares, rows in ((1024, 16, 3, 1, 32), (1024, 16, 3, 2, 256), (4096, 4, 2, 3, 32)):
         sizes = {
             "WIDTH": width, "SHARES": shares, "RANK": 16, "LINES": 16 * projections, "PROJECTIONS": projections,

@@ -18,13 +18,13 @@ from gapless.kernels import (
     attention_triton,
     invariant_attention_triton,
     invariant_linear_triton,
-    many_rows_triton,
     splits_triton,
 )
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
+from gapless.kernels.arch import LARGE_BLOCK, Arch
 from gapless.kernels.few_rows_triton import FewRowsTiles, is_vector, matrix_kernel, rows_in_turn_kernel, tiles_for
-from gapless.kernels.library_triton import LARGE_BLOCK
 
+HOPPER = Arch("nvidia", (9, 0), 132, 227 << 10)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
@@ -125,62 +125,6 @@ def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, 
         assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
 
 
-POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled", "given", "down"), "*bf16") | {
-    "before": "*fp32", "squares": "*fp32", "inner": "*fp32", "slots": "*i64",
-}  # fmt: skip
-
-
-class ManyRows(NamedTuple):
-    columns: int
-    depth: int
-    normed: bool = False
-    gated: bool = False
-    shares: int = 0
-    """In how many shares further programs make the first half of adapters; 0: there are none"""
-
-    def build(self, rows: int, capability: int) -> aot.Resources:
-        tiles = many_rows_triton.tiles_for(rows, self.columns, self.gated)
-        types = POINTERS | {"eps": "fp32", "M": "i32"}
-        types["x"] = f"tensordesc<bf16[{tiles.rows}, {tiles.depth}]>"
-        types["weight"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
-        constants = {
-            "N": self.columns, "K": self.depth, "BEFORE": 16 if self.normed else 0, "BIAS": False, "GATED": self.gated,
-            "ADD": not self.normed, "LEAVE": not self.normed and not self.shares, "EARLY": True,
-            "LINES": 16 if self.shares else 0, "SHARES": self.shares, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
-            "BLOCK_K": tiles.depth,
-        }  # fmt: skip
-        return aot.build(
-            many_rows_triton.product_kernel,
-            capability,
-            types,
-            constants,
-            warps=tiles.warps,
-            stages=tiles.stages,
-            unaligned=["M"],
-        )
-
-
-MANY = {
-    "qkv": ManyRows(4096, 1024, True),
-    "output": ManyRows(1024, 2048),
-    "gate_up": ManyRows(6144, 1024, True, True),
-    "down": ManyRows(1024, 3072),
-    "small": ManyRows(200, 136),
-    "output beside": ManyRows(1024, 2048, shares=2),
-}
-
-
-@pytest.mark.aot
-@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([90, 100], MANY, [128, 256]))
-def test_a_product_of_many_rows_fits_its_gpu(name: str, rows: int, capability: int) -> None:
-    used = MANY[name].build(rows, capability)
-    assert used.trouble(capability) == []
-    assert "cp.async.bulk.tensor" in used.ptx, "tiles come by the copy engine"
-    assert ("wgmma" if capability == 90 else "tcgen05") in used.ptx
-    assert used.ptx.index("prefetch.global") < used.ptx.index("griddepcontrol.wait")
-    assert used.ptx.index("griddepcontrol.wait") < used.ptx.index("cp.async.bulk.tensor")
-
-
 class InvariantProduct(NamedTuple):
     """A product for a GPU; the numbers are those of a layer of Qwen3-0.6B."""
 
@@ -252,8 +196,7 @@ def test_few_rows_and_many_multiply_by_one_instruction(capability):
 def test_one_invariant_kernel_serves_every_batch(monkeypatch):
     """Products of up to 256 rows, whichever program computes a segment; attention of decode rows and of chunks."""
     for module in (invariant_linear_triton, invariant_attention_triton):
-        monkeypatch.setattr(module, "has_warpgroups", lambda device: True)
-    monkeypatch.setattr(invariant_attention_triton, "multiprocessors", lambda device: 132)
+        monkeypatch.setattr(module, "arch", lambda device: HOPPER)
     monkeypatch.setattr(invariant_linear_triton, "counters", lambda device, count: torch.zeros(8, dtype=torch.int32))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     bf16, heads = torch.bfloat16, Heads(16, 8, 128)
@@ -365,7 +308,7 @@ def test_an_attention_kernel_fits_its_gpu(variant, capability, spilled):
 
 @pytest.mark.aot
 def test_launches_that_differ_in_values_and_beginnings_of_tensors_compile_once(monkeypatch):
-    monkeypatch.setattr(attention_triton, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(attention_triton, "arch", lambda device: HOPPER)
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     heads, small = Heads(16, 8, 128), torch.zeros(20, dtype=torch.int64)
     batch = paged(heads, [40, 600, 70, 1], dtype=torch.bfloat16, width=2560)

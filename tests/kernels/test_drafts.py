@@ -8,6 +8,7 @@ import torch
 from implementations import CPU, runs
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN, REJECTED, RIGHT
 from gapless.kernels import layout as L
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels, MixedBatch
@@ -26,7 +27,7 @@ def world(seed: int) -> Tables:
     torch.manual_seed(seed)
     state = torch.zeros(ROWS + 1, L.STATE_COLUMNS, dtype=torch.int32)
     params = torch.zeros(ROWS + 1, L.PARAM_COLUMNS, dtype=torch.int32)
-    params[:, L.STOP_IDS :] = L.NO_TOKEN
+    params[:, L.STOP_IDS :] = NO_TOKEN
     for row in range(1, ROWS + 1):
         length = rng.choice((1, 2, rng.randrange(1, LONGEST - 8), LONGEST - 8))
         state[row, L.ACTIVE], state[row, L.LENGTH], state[row, L.COMPUTED] = rng.random() < 0.8, length, length - 1
@@ -130,12 +131,10 @@ def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: i
             if int(made.history[row, int(made.state[row, L.LENGTH]) + len(wanted) - 1]) != wanted[-1]:
                 break
             wanted.append(int(tokens[len(wanted), index]))
-        wanted += [L.REJECTED] * (drafts + 1 - len(wanted))
+        wanted += [REJECTED] * (drafts + 1 - len(wanted))
         if places == 1 and width > 1 and drafts_of(made, row, 2):
-            wanted.append(
-                L.RIGHT if int(made.history[row, int(made.state[row, L.LENGTH])]) == wanted[0] else L.REJECTED
-            )
-        assert given[index].tolist() == wanted + [L.NO_TOKEN] * (width - len(wanted))
+            wanted.append(RIGHT if int(made.history[row, int(made.state[row, L.LENGTH])]) == wanted[0] else REJECTED)
+        assert given[index].tolist() == wanted + [NO_TOKEN] * (width - len(wanted))
 
 
 def check_ask(kernels: Kernels, device: str, seed: int, drafts: int) -> None:

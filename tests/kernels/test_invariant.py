@@ -122,7 +122,7 @@ def test_one_program_or_several_give_the_same_bits(implementation, high, monkeyp
 
 @runs(on=("cuda",))
 def test_blocks_of_either_height_and_any_program_of_a_segment_give_the_same_bits(implementation, monkeypatch):
-    tiles = [linear.tiles_for(rows, 1024, 3072, 2, linear.has_warpgroups(torch.device("cuda"))) for rows in (1, 2048)]
+    tiles = [linear.tiles_for(rows, 1024, 3072, 2, linear.arch(torch.device("cuda")).warpgroups) for rows in (1, 2048)]
     assert tiles[0] != tiles[1]
     monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles[0])
     x, weight, _ = operands("cuda", BF16, 300, 1024, 3072)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from implementations import runs
 
+from gapless.base.records import NO_TOKEN
 from gapless.device import Ring
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
@@ -94,7 +95,7 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     rng = random.Random(seed)
     world, count = World(rng, rng.choice((1, 3, 9)), vocab, device, width), rng.randrange(width)
     tokens = torch.tensor(
-        [[rng.choice((L.NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
+        [[rng.choice((NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
     )  # fmt: skip
     expected = {row: tokens[sample].tolist() for sample, row in world.masked()}
     before = world.mail.words.clone()
@@ -102,8 +103,8 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     if device == "cuda":
         torch.cuda.synchronize()
     for row in range(1, len(world.tags)):
-        given = expected.get(row, [L.NO_TOKEN])
-        if given[0] != L.NO_TOKEN and world.tables.state[row, L.ACTIVE]:
+        given = expected.get(row, [NO_TOKEN])
+        if given[0] != NO_TOKEN and world.tables.state[row, L.ACTIVE]:
             (reply,) = [(got, drafts) for own, got, drafts in replies_of(world, row, width) if own == row]
             assert reply == (given, world.drafts(row, count))
             assert torch.equal(world.mail.words[row, L.MAIL_ALONG :], before[row, L.MAIL_ALONG :])
@@ -120,7 +121,7 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
     rng = random.Random(seed)
     world, most = World(rng, rng.choice((1, 3, 9)), vocab, device, width), width - 1
     tables, history, drafted = world.tables, *(one.cpu().clone() for one in (world.tables.history, world.tables.state))
-    tokens, told = torch.full((len(world.rows), width), L.NO_TOKEN, dtype=torch.int32), set[int]()
+    tokens, told = torch.full((len(world.rows), width), NO_TOKEN, dtype=torch.int32), set[int]()
     for sample, row in world.masked():
         count, length = rng.randrange(width + 1), int(drafted[row, L.LENGTH])
         given = [rng.randrange(vocab) for _ in range(count)]

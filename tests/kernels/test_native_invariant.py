@@ -10,6 +10,7 @@ from kernels.native_kernels import load_native, load_plain_variant
 from kernels.paged import Heads, paged, queries
 
 from gapless.kernels.choose import choose
+from gapless.kernels.matrix import dense
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
 from gapless.kernels.views import RowBatch
 
@@ -22,8 +23,8 @@ def here():
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
-    linear = choose("cpu", dtype, batch_invariant=True).linear
-    assert isinstance(linear(torch.randn(4, 8).to(dtype), None), NativeLinear)
+    linear = choose("native", dtype, batch_invariant=True).linear
+    assert isinstance(linear(dense(torch.randn(4, 8).to(dtype))), NativeLinear)
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
@@ -32,7 +33,7 @@ def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
 )
 def test_a_query_has_the_same_bits_in_any_chunk_and_alone(heads, dtype):
     """Before and after the 512 keys at which a decode row's sums are cut."""
-    check_any_chunk(choose("cpu", dtype, batch_invariant=True), heads, dtype)
+    check_any_chunk(choose("native", dtype, batch_invariant=True), heads, dtype)
 
 
 @pytest.mark.process

@@ -12,6 +12,7 @@ from implementations import BF16, F32, TRITON, runs
 from native_kernels import load_native, load_plain_variant
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels import plain
 from gapless.kernels.tables import Tables
@@ -75,7 +76,7 @@ def check_score(
         [likely[n] if n % 2 else (n * 1234 + 7) % vocab for n in range(row, len(likely), rows)] for row in range(rows)
     ]
     taken = [0 if row % 5 == 4 else places - row % places for row in range(rows)]
-    tokens = [[*line[:count], *[L.NO_TOKEN] * (places + 1 - count)] for line, count in zip(each, taken, strict=True)]
+    tokens = [[*line[:count], *[NO_TOKEN] * (places + 1 - count)] for line, count in zip(each, taken, strict=True)]
     words, there, tables = world(rows, tokens, device)
     index = torch.tensor(listed, dtype=torch.int32, device=device)
     end = START + len(listed) * L.score_words(width)
@@ -95,9 +96,7 @@ def check_score(
     assert (got[outside] == MARK).all(), "written somewhere else"
     lines, expected = (one[slot, START:end].view(len(listed), -1) for one in (got, want))
     for entry, line, reference in zip(listed, lines, expected, strict=True):
-        if (
-            entry >= rows and tokens[entry % rows][entry // rows] == L.NO_TOKEN
-        ):  # its position says so, the rest nothing
+        if entry >= rows and tokens[entry % rows][entry // rows] == NO_TOKEN:  # its position says so, the rest nothing
             assert int(line[L.SCORE_POSITION]) == -1
             line.copy_(reference)
     check_lines(kind, got[slot, START:end], want[slot, START:end], width)
@@ -131,7 +130,7 @@ def check_directly(line: Tensor, logits: Tensor, target: int, width: int) -> Non
     logprob, rank, top, values = direct(logits, max(target, 0), width)
     reals, spare = line.view(torch.float32), width - len(top)
     assert float(reals[L.SCORE_LOGPROB]) == pytest.approx(logprob, abs=1e-5, rel=1e-6)
-    assert line[L.SCORE_LOGPROB + 1 : L.SCORE_TOP + width].tolist() == [rank, *top, *[L.NO_TOKEN] * spare]
+    assert line[L.SCORE_LOGPROB + 1 : L.SCORE_TOP + width].tolist() == [rank, *top, *[NO_TOKEN] * spare]
     assert reals[L.SCORE_TOP + width :].tolist() == pytest.approx([*values, *[-math.inf] * spare], abs=1e-5, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ from implementations import Implementation, runs
 from step_tables import LONGEST, MARK, MAX_PAGES, PAGE_SIZE, SLOTS, STEP, VOCAB, batch_rows, moved, packet, world
 from torch import Tensor
 
-from gapless.base.records import Flag
+from gapless.base.records import NO_TOKEN, REJECTED, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels, MixedBatch
 from gapless.kernels.tables import Tables
@@ -135,9 +135,9 @@ def offered(rng: random.Random, params: Tensor, width: int) -> list[int]:
     if stops and rng.random() < 0.5:
         tokens[rng.randrange(width)] = rng.choice(stops)
     if rng.random() < (0.4 if width > 1 else 0.1):
-        tokens[rng.randrange(width)] = L.NO_TOKEN
+        tokens[rng.randrange(width)] = NO_TOKEN
     if width > 1 and rng.random() < 0.4:
-        tokens[rng.randrange(1, width)] = L.REJECTED
+        tokens[rng.randrange(1, width)] = REJECTED
     return tokens
 
 
@@ -177,10 +177,10 @@ def check_finish(
             if active:
                 made.state[row, L.COMPUTED] += sizes[index] if sizes else 1
             continue
-        offer = [L.NO_TOKEN] * width if late[index] else tokens[index]
+        offer = [NO_TOKEN] * width if late[index] else tokens[index]
         mine, flag = taken(offer, finite[index], length, made.params[row]) if active else ([], Flag.INERT)
-        kept.append(mine + [min(token, L.NO_TOKEN) for token in tokens[index][len(mine) :]])
-        published.append([row, generation, int(flag), *kept[-1], *[L.NO_TOKEN] * (line - L.LINE_TOKENS - width)])
+        kept.append(mine + [min(token, NO_TOKEN) for token in tokens[index][len(mine) :]])
+        published.append([row, generation, int(flag), *kept[-1], *[NO_TOKEN] * (line - L.LINE_TOKENS - width)])
         made.history[row, length : length + len(mine)] = torch.tensor(mine, dtype=torch.int32)
         if active:
             made.state[row, L.LENGTH] = length + len(mine)

@@ -9,6 +9,7 @@ import torch
 from implementations import CPU, runs
 from test_drafts import LONGEST, ROWS, VOCAB, copied, world
 
+from gapless.base.records import RIGHT
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
@@ -110,7 +111,7 @@ def check_remember(kernels: Kernels, device: str, seed: int, width: int, lengths
     for _ in range(steps):
         tables.history[:] = torch.randint(0, 2, tables.history.shape) * 3
         rows = [*rng.sample(range(1, ROWS + 1), 6), 0, 0]
-        tokens = torch.randint(L.RIGHT, 0, (len(rows), width), dtype=torch.int32)  # what `finish` has after the last
+        tokens = torch.randint(RIGHT, 0, (len(rows), width), dtype=torch.int32)  # what `finish` has after the last
         for index, row in enumerate(rows[:-2]):
             count = min(rng.randint(0, width), int(tables.state[row, L.LENGTH]))
             end = int(tables.state[row, L.LENGTH])

@@ -12,7 +12,8 @@ from sharpest import sharpest
 from gapless.kernels import native
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
-from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Speculation, Verify
+from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, Verify
+from gapless.step.speculation import Speculation
 from gapless.testing.checksum import continue_prompt
 from gapless.testing.sim import SimDevice
 
@@ -83,7 +84,7 @@ def test_right_drafts_keep_their_share_by_place_at_any_depth():
 def test_drafts_and_right_ones_are_as_many_at_each_place_at_any_depth(monkeypatch):
     """Every step runs all drafts here, since a gate that decides learns later the more steps are in flight."""
     everything = Verify(1 + DRAFTS, drafts=True)
-    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
+    monkeypatch.setattr(DraftGate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
     for errs in (0.3, 0.6, 1.0):
         found = [counts_of(depth, errs) for depth in (1, 2, 4, 8)]
         verified, accepted = found[0]

@@ -16,7 +16,7 @@ from sharpest import sharpest
 
 from gapless.kernels.tables import Tables
 from gapless.loop.build import Sizes
-from gapless.model.draft_model import DraftModel
+from gapless.model.drafting.draft_model import DraftModel
 from gapless.model.seam import KVCache, StepInputs
 from gapless.testing.sim import SimDevice
 

@@ -15,8 +15,8 @@ from harness import VOCAB, check_at_rest, sizes
 from test_mask_oracle import Loose, asking
 
 from gapless.base.errors import RequestError
+from gapless.base.records import NO_TOKEN
 from gapless.device import CpuDevice, Ring
-from gapless.kernels.layout import NO_TOKEN
 from gapless.loop import mask_threads, masks
 from gapless.loop.build import build_loop
 from gapless.loop.masks import MOST_NS, Waits
@@ -54,9 +54,9 @@ def threaded_loop(rows: int = 4, polls: bool = True):
     shape = sizes(0)._replace(rows=rows, pages=60, step_tokens=20, slots=rows)
     device = CpuDevice(threads=1)
     loop = build_loop(device, Varied(VOCAB, 48), shape, 4)
-    loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+    loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
     yield loop
-    loop.masks.close()
+    loop.parts.masks.close()
     device.close()
 
 

@@ -11,11 +11,12 @@ from oracle_drafter import numbers_at_random
 from oracles import masked_jobs
 
 from gapless.loop.build import build_loop
+from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.step.graphs import COMMON_LANES
 from gapless.step.keys import AdjustKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey
 from gapless.step.kinds import kinds
 from gapless.step.leader import Leader
-from gapless.step.speculation import PromptLookup, Speculation
+from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 
 DRAFTS, SEEDS = 8, range(100, 104)

@@ -16,7 +16,8 @@ from gapless.kernels.layout import DRAFTED, LENGTH, OWN_TENANT
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.loop.build import Sizes
-from gapless.step.speculation import Gate, Tenants, Verify
+from gapless.model.drafting.suffixes import Tenants
+from gapless.pace.draft_gate import DraftGate, Verify
 from gapless.testing.sim import SimDevice
 
 
@@ -31,7 +32,7 @@ def ask(key: int, prompt: list[int], salt: str = "", turn: int = 0, length: int 
 
 
 def always_verify(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Gate, "decide", lambda gate, decode: Verify(MOST + 1 if decode else 1, drafts=True))
+    patch.setattr(DraftGate, "decide", lambda gate, decode: Verify(MOST + 1 if decode else 1, drafts=True))
 
 
 @pytest.mark.parametrize("kind", ["torch", "native"])

@@ -307,7 +307,7 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     total = timeline.busy + sum(idle(timeline).values())
     assert total == timeline.covered - timeline.start <= wall
     assert before <= timeline.start <= begin and timeline.covered >= last
-    assert loop.counters.graph_steps == (3 * 19 if captured and device.captures else 0)
+    assert loop.counters.graph_steps == (3 * 19 if captured and device.caps.captures else 0)
     assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
     assert timeline.busy + timeline.idle["no_work"] <= wall
     host = [timeline.plan, timeline.prepare, timeline.enqueue, timeline.wait, timeline.post]

@@ -20,7 +20,7 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.demo import head_dir, weights_dir
 from gapless.engine.frontdoor import locate
 from gapless.model.config import model_length, read_model_config
-from gapless.model.eagle import HeadConfig
+from gapless.model.drafting.eagle import HeadConfig
 from gapless.model.fields import UNUSED
 from gapless.model.rope import frequencies_of
 

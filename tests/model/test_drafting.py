@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
 from gapless.kernels import native, plain
 from gapless.kernels.random import gumbel
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.model.drafting import Draws
+from gapless.model.drafting.draws import Draws
 
 VOCAB, PLACES = 50, 3
 
@@ -29,7 +30,7 @@ def tables_of(rows: int, temperature: float) -> Tables:
     tables.state[:, L.LENGTH] = torch.arange(rows + 1) % 40
     tables.state[:, L.DRAFTED] = tables.state[:, L.LENGTH] + PLACES - 1
     tables.state[:, L.CUT_VALUE :: 2], tables.state[:, L.CUT_ID :: 2] = L.KEEP_VALUE, L.KEEP_ID
-    tables.params[:, L.STOP_IDS :] = L.NO_TOKEN
+    tables.params[:, L.STOP_IDS :] = NO_TOKEN
     tables.params[:, L.TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
     tables.params[:, L.SEED_LOW] = torch.arange(rows + 1) * 7919
     tables.params[:, L.ADJUST_SLOT] = 3

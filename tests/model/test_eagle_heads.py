@@ -14,7 +14,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.demo import head_dir, weights_dir
 from gapless.model.config import read_model_config
-from gapless.model.eagle import HeadConfig, load_params
+from gapless.model.drafting.eagle import HeadConfig, load_params
 from gapless.model.loader import load_drafter, load_model
 
 CPU = torch.device("cpu")

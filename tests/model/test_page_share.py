@@ -10,7 +10,7 @@ import torch
 
 from gapless.demo import weights_dir
 from gapless.model.config import read_model_config
-from gapless.model.draft_model import PageShare
+from gapless.model.drafting.draft_model import PageShare
 from gapless.model.seam import KVCache
 
 DEMO = read_model_config(weights_dir())

@@ -16,7 +16,7 @@ class World:
         self.now = 0
         self.ledger = Ledger()
         self.pool = PagePool(pages, 4, self.ledger)
-        self.tier = HostTier([self.pool], self.ledger, slots, lambda: self.now, 1, 100)
+        self.tier = HostTier([self.pool], self.ledger, slots, lambda: self.now, 100)
         self.steps = 0
 
     @classmethod

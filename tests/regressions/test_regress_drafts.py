@@ -11,7 +11,8 @@ from oracle_drafter import Oracle
 from scenes import broken, job, play, tokens
 
 from gapless.loop.loop import Loop
-from gapless.step.speculation import Gate, Speculation
+from gapless.pace.draft_gate import DraftGate
+from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice, SimStream
 
 pytestmark = pytest.mark.unguarded
@@ -53,11 +54,12 @@ def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
         loop = drafting(1, 1, 1.0)
         play(loop, [job(0, tokens(0, 3), 30)])
         gate = loop.launcher.gate
-        left = gate.keeps[1, 0]
+        left = gate.beliefs.keeps[1, 0]
         for row in (1, 2):
             gate.admit(row, request(8 + row, tokens(9, 3), 5))
-        assert np.allclose(gate.keeps[1], gate.keeps[2], atol=0.01) and gate.keeps[1, 0] > 2 * left
+        keeps = gate.beliefs.keeps
+        assert np.allclose(keeps[1], keeps[2], atol=0.01) and keeps[1, 0] > 2 * left
 
     scene()
-    with broken(Gate, "admit", lambda gate, row, request: None):
+    with broken(DraftGate, "admit", lambda gate, row, request: None):
         scene()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapless.base.records import NO_TOKEN
 from gapless.kernels import plain
-from gapless.kernels.layout import ACTIVE, HEADER_WORDS, LENGTH, MAX_LEN, NO_TOKEN, PACKET_STEP
+from gapless.kernels.layout import ACTIVE, HEADER_WORDS, LENGTH, MAX_LEN, PACKET_STEP
 from gapless.model.seam import BatchShape, StepInputs
 from gapless.step.inputs import Batch, split_groups
 from gapless.step.keys import ForwardKey, SampleKey

@@ -123,7 +123,7 @@ def test_a_capture_that_fails_for_any_reason_leaves_the_engine_running(error, ca
 
 def test_eager_steps_in_flight_are_bounded_by_the_launch_queue():
     device = SimDevice(1, "lazy")
-    device.launch_queue = 150  # two steps of one layer
+    device.caps = device.caps._replace(launch_queue=150)  # two steps of one layer
     loop = checksum_loop(device, sizes(1), 8, buckets=())
     in_flight = []
     job = Job(request(tokens=(5, 6), temperature=0.0, max_len=40), 0, None)
@@ -135,7 +135,7 @@ def test_eager_steps_in_flight_are_bounded_by_the_launch_queue():
 
 def test_replays_are_not_bounded_by_it():
     device = SimDevice(1, "lazy")
-    device.launch_queue = 150
+    device.caps = device.caps._replace(launch_queue=150)
     loop = checksum_loop(device, sizes(1), 8)
     capture_all(loop)
     job = Job(request(tokens=(5, 6), temperature=0.0, max_len=40), 0, None)

@@ -45,7 +45,7 @@ def device_of(kind):
     if kind != "cpu":
         return SimDevice(1, "eager", maps_host=kind == "mapped")
     device = CpuDevice(threads=1)
-    if not device.captures:
+    if not device.caps.captures:
         device.close()
         pytest.skip(f"no native streams: {cpu_native.reason()}")
     return device

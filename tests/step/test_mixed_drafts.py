@@ -9,9 +9,11 @@ from oracle_drafter import cost
 from sharpest import sharpest
 
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
+from gapless.model.drafting.prompt_lookup import PromptLookup
+from gapless.pace.draft_gate import ENDING, DraftGate
 from gapless.step import graphs
 from gapless.step.keys import ForwardKey, MaskKey, SampleKey
-from gapless.step.speculation import ENDING, Gate, PromptLookup, Speculation
+from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 
 LOOKUP = Speculation(4, PromptLookup(4, 1, 3), 5)
@@ -26,9 +28,9 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def drafts_always_pay(monkeypatch):
-    learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
-    monkeypatch.setattr("gapless.step.speculation.PAYS", 0.0)
+    learn = DraftGate.learn
+    monkeypatch.setattr(DraftGate, "learn", lambda gate, kind, *size: learn(gate, kind, *size[:2], cost(*size[:2])))
+    monkeypatch.setattr("gapless.pace.draft_gate.PAYS", 0.0)
 
 
 def replayed_beside(loop):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from step_harness import request
 
 from gapless.base.params import MAX_STOP_IDS, SamplingParams, Words, columns, param, registry
-from gapless.base.records import Admission, Chunk, PageWrite, StepPlan
+from gapless.base.records import NO_TOKEN, Admission, Chunk, PageWrite, StepPlan
 from gapless.kernels import layout
 from gapless.kernels.layout import (
     ACTIVE,
@@ -27,7 +27,6 @@ from gapless.kernels.layout import (
     LENGTH,
     MIN_LEN,
     MIN_P,
-    NO_TOKEN,
     PARAM_OF,
     SEED_HIGH,
     SEED_LOW,

@@ -7,8 +7,8 @@ import torch
 from step_harness import Bench, request
 
 from gapless import guard
-from gapless.base.records import Admission, Chunk, Flag, PageWrite
-from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH, NO_TOKEN
+from gapless.base.records import NO_TOKEN, Admission, Chunk, Flag, PageWrite
+from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 VOCAB = 97

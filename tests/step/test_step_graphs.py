@@ -53,7 +53,7 @@ TINY = tiny_config(
 
 def device_of(kind):
     device = SimDevice(5, maps_host=kind == "mapped") if kind in ("sim", "mapped") else CpuDevice(threads=1)
-    if not device.captures:
+    if not device.caps.captures:
         device.close()
         pytest.skip(f"no native streams: {cpu_native.reason()}")
     return device
@@ -135,7 +135,7 @@ def loop_of(kind, model, folder, depth, buckets):
     if model == "checksum":
         made = WaryModel(VOCAB, SHAPE.max_len)
     else:
-        kernels = choose(device.kind, getattr(torch, model))
+        kernels = choose(device.caps.kernels, getattr(torch, model))
         if model == "bfloat16" and kernels.name != "native":
             pytest.skip("torch's own products in bfloat16 depend on the number of rows")
         config = EngineConfig(model=folder, load_format="dummy", dtype=model, max_model_len=SHAPE.max_len, seed=3)

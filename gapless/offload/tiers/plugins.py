@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
-from gapless.base.errors import ConfigError
+from gapless.base.plug_ins import load
 from gapless.base.tiers import PLUG_INS
 from gapless.offload.tiers.disk import DiskTier
 from gapless.offload.tiers.lmcache import LMCacheTier
@@ -26,9 +24,5 @@ def factory_of(kind: str) -> TierFactory:
     """Return what opens tiers of this kind. Raises ConfigError for a plug-in that cannot be imported."""
     if kind in OWN_TIERS:
         return OWN_TIERS[kind]
-    (point, *_) = entry_points(group=PLUG_INS, name=kind)
-    try:
-        factory: TierFactory = point.load()
-    except Exception as error:
-        raise ConfigError(f"kv_tiers: {kind} ({point.value}) cannot be imported: {error}") from error
+    factory: TierFactory = load(PLUG_INS, kind, "kv_tiers")
     return factory

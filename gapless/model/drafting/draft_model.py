@@ -18,7 +18,7 @@ from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.drafting import Draws, PlaceTokens
+from gapless.model.drafting.draws import Draws, PlaceTokens
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
 
 
@@ -48,20 +48,20 @@ class PageShare(NamedTuple):
 
 
 class DraftModel:
-    """A draft model beside its model. Implements `step.speculation.Head`."""
+    """A draft model beside its model. Implements `model.drafting.seam.Head`."""
 
     def __init__(self, draft: Model, model: Model, kernels: Kernels, view: Callable[[KVCache], KVCache]) -> None:
         """`view` returns the draft model's part of the KV memory."""
         self.draft, self.model, self.kernels, self.view = draft, model, kernels, view
 
     def beside(self, model: Model) -> Self:
-        """See `step.speculation.Head`. This drafter is cut down as the model is."""
+        """See `model.drafting.seam.Head`. This drafter is cut down as the model is."""
         head = copy(self)
         head.model, head.draft = model, self.draft.first_layers()
         return head
 
     def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """See `step.speculation.Head`."""
+        """See `model.drafting.seam.Head`."""
         self.kernels.ask(rows, tables, drafts)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
-from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
-from gapless.model.seam import BatchShape
-from gapless.step.speculation import (
+from gapless.base.records import NO_TOKEN, REJECTED, RIGHT, Request
+from gapless.pace.draft_gate import (
     BEYOND,
     FIRST_TRIAL,
     LEARNS,
@@ -22,26 +20,24 @@ from gapless.step.speculation import (
     RETRY,
     SELDOM,
     WITHOUT_DRAFTS,
-    Gate,
-    PromptLookup,
-    Speculation,
+    DraftGate,
     Verify,
     kind_of,
 )
+from gapless.step.speculation import Speculation
 
 DRAFTS, ROWS = 4, 8
 ALL, ROW = (1, 2, 3), np.arange(1, 4, dtype=np.int32)
 
 
-def gate_of(rows: int = ROWS, head: Any = None, drafts: int = DRAFTS) -> Gate:
-    drafter = None if head else PromptLookup(drafts, 1, 3)
-    gate = Gate(Speculation(drafts, drafter, ROWS, head), rows)
+def gate_of(rows: int = ROWS, head: Any = None, drafts: int = DRAFTS) -> DraftGate:
+    gate = DraftGate(rows, ROWS, Speculation(drafts, None, ROWS).sizes, head is None)
     for row in range(1, rows + 1):
         admit(gate, row)
     return gate
 
 
-def admit(gate: Gate, row: int, speculate: bool = True) -> None:
+def admit(gate: DraftGate, row: int, speculate: bool = True) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=None, speculate=speculate)
     gate.admit(row, Request(row, np.array([1], np.int32), params, 0, (), 0, 9))
 
@@ -58,12 +54,12 @@ def lines(places: int, right: int) -> np.ndarray:
     return np.tile(np.array(line(places, right), np.int32), (len(ROW), 1))
 
 
-def steps_with_drafts(gate: Gate, count: int, right: int, ratio: float) -> int:
+def steps_with_drafts(gate: DraftGate, count: int, right: int, ratio: float) -> int:
     """Of `count` steps, those with drafts, each of which takes `ratio` times as long as one without."""
     return sum(places > 1 for places in places_of_steps(gate, count, right, ratio))
 
 
-def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
+def places_of_steps(gate: DraftGate, count: int, right: int, ratio: float) -> list[int]:
     """Rows come and go, so that there are LOOK_STEPS steps of a decision."""
     found, decode = [], ALL
     for step in range(count):
@@ -71,8 +67,7 @@ def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[in
         verify = gate.decide(decode)
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, right), verify)
-        batch = BatchShape(len(ALL) * verify.places, (), 9, verify.places)
-        gate.learn(kind_of(len(ALL)), batch, int(1000 * ratio) if verify.places > 1 else 1000)
+        gate.learn(kind_of(len(ALL)), verify.places, 0, int(1000 * ratio) if verify.places > 1 else 1000)
     return found
 
 
@@ -94,14 +89,14 @@ def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
 
 def test_a_gate_whose_rows_have_no_right_drafts_is_seldom_at_work(monkeypatch):
     gate, decided = gate_of(), []
-    monkeypatch.setattr("gapless.step.speculation.kind_of", lambda rows: decided.append(rows) or kind_of(rows))
+    monkeypatch.setattr("gapless.pace.draft_gate.kind_of", lambda rows: decided.append(rows) or kind_of(rows))
     for step in range(FIRST_TRIAL + 10 * SELDOM):
         if step == FIRST_TRIAL + 2 * SELDOM:
             decided.clear()
         verify = gate.decide(ALL)
         places = verify.places
         gate.observe(ROW, lines(places, 0), verify)
-        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1000)
+        gate.learn(kind_of(len(ALL)), places, 0, 1000)
     assert places == 1 and len(decided) == 8
 
 
@@ -113,7 +108,7 @@ def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
         verified.append(verify.places > 1)
         gate.observe(ROW, lines(verify.places, 2), verify)
         held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
-        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
+        gate.learn(kind_of(len(ALL)), verify.places, 0, 1000, held)
     assert all(verified[:LOOK_STEPS]) and not any(verified[FIRST_TRIAL:])
 
 
@@ -131,12 +126,12 @@ def test_a_head_drafts_once_a_step_without_it_was_measured_and_is_tried_again():
     assert steps_with_drafts(gate, RETRY, 0, 1.5) == LOOK_STEPS, "its share is known from such steps alone"
 
 
-def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
+def steps_beside(gate: DraftGate, count: int, right: int, ratio: float) -> int:
     """As `steps_with_drafts`, beside 100 prompt tokens."""
     return sum(places > 1 for places in places_beside(gate, count, right, ratio))
 
 
-def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
+def places_beside(gate: DraftGate, count: int, right: int, ratio: float) -> list[int]:
     """Return the places of `count` steps beside 100 prompt tokens, which take `ratio` times as long with drafts."""
     found = []
     for _ in range(count):
@@ -144,8 +139,7 @@ def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]
         found.append(verify.places)
         if verify.places > 1:
             gate.observe(ROW, lines(verify.places, right), verify)
-        batch = BatchShape(len(ALL) * verify.places, ((0, 100),), 9, verify.places)
-        gate.learn(kind_of(len(ALL), 100), batch, int(1000 * ratio) if verify.places > 1 else 1000)
+        gate.learn(kind_of(len(ALL), 100), verify.places, 100, int(1000 * ratio) if verify.places > 1 else 1000)
     return found
 
 
@@ -204,12 +198,12 @@ def test_steps_taken_in_together_count_as_they_do_one_by_one(places):
     if places == 1:
         made.append([NO_TOKEN, RIGHT] + [NO_TOKEN] * (DRAFTS - 1))  # held, and the look was right
     gate = gate_of(len(made))
-    begin = gate.keeps[1].tolist()
+    begin = gate.beliefs.keeps[1].tolist()
     for _ in range(3):
         gate.observe(np.arange(1, len(made) + 1, dtype=np.int32), np.array(made, np.int32), Verify(places, drafts=True))
     counts = gate.counts
     for row, tokens in enumerate(made, 1):
-        assert np.allclose(gate.keeps[row], expected_of([tokens] * 3, places, begin)), tokens
+        assert np.allclose(gate.beliefs.keeps[row], expected_of([tokens] * 3, places, begin)), tokens
     if places > 1:
         assert counts.drafts == 3 * places and counts.draft_tokens == 3 * places * (places - 1)
         assert counts.accepted.tolist() == [3 * max(0, places - 1 - place) for place in range(DRAFTS)]
@@ -236,10 +230,10 @@ def test_drafts_of_rows_that_were_held_or_had_ended_do_not_count(tokens, verifie
     assert counts.drafts == 2 * verified[0] and counts.draft_tokens == 2 * sum(verified)
 
 
-def play(gate: Gate, shares: list[float], steps: int, seed: int = 0) -> list[int]:
+def play(gate: DraftGate, shares: list[float], steps: int, seed: int = 0) -> list[int]:
     """Places of the last half of `steps` steps of rows whose drafts are right with these probabilities; each draft
     adds 8 % to a step's time."""
-    rng, drafts, found = random.Random(seed), gate.keeps.shape[1], []
+    rng, drafts, found = random.Random(seed), gate.beliefs.keeps.shape[1], []
     decode = tuple(range(1, len(shares) + 1))
     rows = np.array(decode, np.int32)
     for _ in range(steps):
@@ -248,8 +242,7 @@ def play(gate: Gate, shares: list[float], steps: int, seed: int = 0) -> list[int
         found.append(places)
         rights = [next((n for n in range(drafts) if rng.random() > share), drafts) for share in shares]
         gate.observe(rows, np.array([line(places, right, drafts) for right in rights], np.int32), verify)
-        batch = BatchShape(len(rows) * places, (), 9, places)
-        gate.learn(kind_of(len(rows)), batch, int(1000 * (1 + 0.08 * (places - 1))))
+        gate.learn(kind_of(len(rows)), places, 0, int(1000 * (1 + 0.08 * (places - 1))))
     return found[steps // 2 :]
 
 
@@ -288,7 +281,7 @@ def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
         verify = gate.decide(ALL)
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, 4), verify)
-        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000)
+        gate.learn(kind_of(len(ALL)), verify.places, 0, 1000)
     assert found.index(1) == FIRST_TRIAL - LOOK_STEPS and found[FIRST_TRIAL] == 5
     assert found.index(3) == FIRST_TRIAL - LOOK_STEPS + RETRY, (
         "as many steps later, of which most are between two decisions"
@@ -310,11 +303,11 @@ def test_new_rows_begin_with_what_rows_before_them_got(right):
 
 def test_looks_say_nothing_of_later_drafts_of_new_rows():
     gate = gate_of()
-    begin = gate.keeps[1].copy()
+    begin = gate.beliefs.keeps[1].copy()
     for _ in range(100):
         gate.observe(ROW, lines(1, 0), Verify(1, drafts=True))
     admit(gate, 1)
-    assert gate.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.keeps[1, 1:], begin[1:])
+    assert gate.beliefs.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.beliefs.keeps[1, 1:], begin[1:])
 
 
 def test_drafts_come_back_where_no_step_looks():
@@ -330,9 +323,8 @@ def test_drafts_come_back_where_no_step_looks():
             verify = gate.decide_beside(decode, 100, 0) if beside else gate.decide(decode)
             places = verify.places
             gate.observe(ROW, lines(places, DRAFTS), verify)
-            chunks = ((0, 100),) if beside else ()
-            kind = kind_of(len(ALL), 100 if beside else 0)
-            gate.learn(kind, BatchShape(len(ALL) * places, chunks, 9, places), 1100 if places > 1 else 1000)
+            prompt = 100 if beside else 0
+            gate.learn(kind_of(len(ALL), prompt), places, prompt, 1100 if places > 1 else 1000)
             ran += places > 1 and step > 1000
         assert ran > 800, beside
 
@@ -349,7 +341,7 @@ def test_batches_whose_drafts_are_never_right_run_none_after_the_first():
             places = verify.places
             found += places > 1
             gate.observe(ROW, lines(places, 0), verify)
-            gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1500 if places > 1 else 1000)
+            gate.learn(kind_of(len(ALL)), places, 0, 1500 if places > 1 else 1000)
         ran.append(found)
     assert 0 < ran[0] <= 2 * LOOK_STEPS and not any(ran[1:])
 
@@ -357,20 +349,22 @@ def test_batches_whose_drafts_are_never_right_run_none_after_the_first():
 @pytest.mark.parametrize("places", [1, 5])
 def test_a_step_whose_rows_had_no_drafts_by_our_own_choice_says_nothing_of_drafts(places):
     gate = gate_of()
-    before = gate.keeps.copy()
+    before = gate.beliefs.keeps.copy()
     without = [[5] + [NO_TOKEN] * DRAFTS, line(places, DRAFTS), [5] + [NO_TOKEN] * DRAFTS]
     for _ in range(8):
         gate.observe(ROW, lines(1, 0), WITHOUT_DRAFTS)
         gate.observe(ROW, np.array(without, np.int32), Verify(places, drafts=True))
     assert gate.counts.drafts == (8 if places > 1 else 0)
-    assert np.array_equal(gate.keeps[[1, 3]], before[[1, 3]]) and gate.keeps[2, 0] > before[2, 0], "a form drafted"
+    assert np.array_equal(gate.beliefs.keeps[[1, 3]], before[[1, 3]]) and gate.beliefs.keeps[2, 0] > before[2, 0], (
+        "a form drafted"
+    )
 
 
 @pytest.mark.parametrize("places", [1, 5])
 @pytest.mark.parametrize("head", [None, object()])
 def test_rows_that_may_have_no_drafts_say_nothing_of_new_rows(places, head):
     gate = gate_of(head=head)
-    begin = gate.keeps[3].copy()
+    begin = gate.beliefs.keeps[3].copy()
     for row in (1, 2):
         admit(gate, row, speculate=False)
     without = [5] + [NO_TOKEN] * DRAFTS
@@ -378,7 +372,7 @@ def test_rows_that_may_have_no_drafts_say_nothing_of_new_rows(places, head):
         got = np.array([without, without, line(places, DRAFTS)], np.int32)
         gate.observe(ROW, got, Verify(places, drafts=places > 1 or not head))
     admit(gate, 4)
-    assert np.all(gate.keeps[4] >= begin) and np.array_equal(gate.keeps[1:3], np.zeros((2, DRAFTS)))
+    assert np.all(gate.beliefs.keeps[4] >= begin) and np.array_equal(gate.beliefs.keeps[1:3], np.zeros((2, DRAFTS)))
 
 
 def test_numbers_of_drafts_are_those_up_to_the_most_and_the_most():
@@ -396,7 +390,7 @@ def test_more_rows_than_drafts_are_for_have_none():
 def test_a_step_whose_rows_have_all_left_changes_nothing(head):
     gate = gate_of(head=head)
     gate.observe(ROW, lines(3, 1), Verify(3, drafts=True))
-    before, keeps = vars(gate.counts).copy(), gate.keeps.copy()
+    before, keeps = vars(gate.counts).copy(), gate.beliefs.keeps.copy()
     for _ in range(2):
         gate.observe(np.empty(0, np.int32), np.empty((0, 1 + DRAFTS), np.int32), Verify(3, drafts=True))
-    assert str(vars(gate.counts)) == str(before) and np.array_equal(gate.keeps, keeps)
+    assert str(vars(gate.counts)) == str(before) and np.array_equal(gate.beliefs.keeps, keeps)

@@ -1,0 +1,51 @@
+"""A GPU as kernels see it: what tiles and launches are chosen by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gapless.device import facts
+
+LARGE_BLOCK = 160 << 10
+
+
+class Arch(NamedTuple):
+    """Facts about a GPU, and what follows from them. Capabilities of two vendors do not compare."""
+
+    vendor: str
+    """nvidia or amd; none for Triton's interpreter"""
+    capability: tuple[int, int]
+    processors: int
+    shared_memory: int
+    """Most bytes of shared memory of a block"""
+
+    @property
+    def early(self) -> bool:
+        """Whether a kernel may begin before the previous one ends (programmatic dependent launch)."""
+        return self.vendor == "nvidia" and self.capability >= (9, 0)
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether four warps multiply together: NVIDIA's data center GPUs from Hopper on."""
+        return self.early and self.capability < (12, 0)
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether tensor cores multiply from a block's 227 KiB of shared memory: Hopper. Later ones take at most 512 of
+        a product's depth at once."""
+        return self.early and self.capability < (10, 0)
+
+    @property
+    def large_blocks(self) -> bool:
+        """Whether a block may have the shared memory of NVIDIA's data center GPUs, 163 KiB or more; others have 99."""
+        return self.shared_memory >= LARGE_BLOCK
+
+
+def arch_of(device: torch.device) -> Arch:
+    return Arch(facts.vendor(), facts.capability(device), facts.multiprocessors(device), facts.shared_memory(device))
+
+
+INTERPRETER = Arch("none", (0, 0), 4, LARGE_BLOCK)
+"""Stand-in for a GPU in Triton's interpreter"""

@@ -1,0 +1,15 @@
+"""Drafts from forms of output."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gapless.kernels.layout import DRAFTED, LENGTH
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
+
+
+def no_guesses(kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+    """Draft nothing: rows with forms get the drafts expected by their matchers."""
+    rows = rows.long()
+    tables.state[:, DRAFTED].index_copy_(0, rows, tables.state[:, LENGTH].index_select(0, rows))

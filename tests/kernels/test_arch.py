@@ -1,0 +1,40 @@
+"""Facts about GPUs that are not here, and what kernels conclude from them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gapless.kernels.arch import arch_of
+
+A100 = SimpleNamespace(
+    major=8, minor=0, multi_processor_count=108, shared_memory_per_block=48 << 10,
+    shared_memory_per_block_optin=163 << 10,
+)  # fmt: skip
+H200 = SimpleNamespace(**vars(A100) | {"major": 9, "shared_memory_per_block_optin": 227 << 10})
+B200 = SimpleNamespace(**vars(H200) | {"major": 10})
+RTX5090 = SimpleNamespace(**vars(A100) | {"major": 12, "shared_memory_per_block_optin": 99 << 10})
+MI300 = SimpleNamespace(major=9, minor=4, multi_processor_count=304, shared_memory_per_block=64 << 10)
+
+
+@pytest.mark.parametrize(
+    "facts, early, warpgroups, wgmma, large_blocks",
+    [
+        (A100, False, False, False, True),
+        (H200, True, True, True, True),
+        (B200, True, True, False, True),
+        (RTX5090, True, False, False, False),
+        (MI300, False, False, False, False),
+    ],
+    ids=["sm_80", "sm_90", "sm_100", "sm_120", "gfx942"],
+)
+def test_an_arch_takes_the_ways_that_its_gpu_has(facts, early, warpgroups, wgmma, large_blocks, monkeypatch):
+    """torch reports 9.4 for an MI300, whose capabilities do not compare with NVIDIA's."""
+    monkeypatch.setattr(torch.version, "hip", "7.0" if facts is MI300 else None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (facts.major, facts.minor))
+    gpu = arch_of(torch.device("cuda"))
+    assert (gpu.early, gpu.warpgroups, gpu.wgmma, gpu.large_blocks) == (early, warpgroups, wgmma, large_blocks)
+    assert gpu.processors == facts.multi_processor_count
