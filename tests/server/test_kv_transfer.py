@@ -6,7 +6,7 @@ import pytest
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerPlan, role_plan
 from gapless.base.records import KVTransfer
-from gapless.server.dialects.completions.request import CompletionRequest
+from gapless.server.dialects.completions import CompletionRequest
 from gapless.server.kv_transfer import Handover, read_handover
 
 PREFILL = role_plan("prefill", None, [])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gapless.base.params import PARAMS, Lane
-from gapless.server.dialects.completions.request import CompletionRequest
+from gapless.server.dialects.completions import CompletionRequest
 from gapless.server.protocol import UNSUPPORTED, parse
 
 

@@ -64,7 +64,7 @@ class ChoicesAnswer(Answer):
         raise NotImplementedError
 
     def whole_choice(self, choice: int, done: Progress) -> tuple[Fields, Fields]:
-        """Return the field with what was said in a whole answer, and the fields that were asked for beside it."""
+        """Return the field of a whole choice with its text, and the requested fields after its end."""
         raise NotImplementedError
 
     def about_prompt(self) -> Fields:

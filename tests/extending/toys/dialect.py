@@ -8,7 +8,7 @@ import msgspec
 
 from gapless.server.answer import Answer
 from gapless.server.auth import Access
-from gapless.server.dialects.completions.request import CompletionRequest
+from gapless.server.dialects.completions import CompletionRequest
 from gapless.server.endpoint import Dialect, HttpCall, RouteEntry
 from gapless.server.errors import ApiError, ErrorForm
 from gapless.server.generation import Job

@@ -25,17 +25,15 @@ ResponseEvent = tuple[str, ItemFields]
 
 
 class ItemNames(NamedTuple):
-    """Names of one type of item, and of its text in items and events."""
+    """Names of one type of item: its type, the beginning of its ids and of the types of its events, the field with its
+    text, and the type of its one content part, empty for calls.
+    """
 
     type: str
     prefix: str
-    """The beginning of its ids."""
     stem: str
-    """The types of its events, without the .delta and .done at their end."""
     field: str
-    """The field with its text, in an item without content parts and in the event .done."""
     part: str = ""
-    """Type of its one content part; empty for calls"""
 
 
 MESSAGE = ItemNames("message", "msg", "output_text", "text", "output_text")
