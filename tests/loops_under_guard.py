@@ -36,8 +36,8 @@ def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
     watch_executor(checker, loop.launcher.executor, prefix)
     watch_free(checker, loop, prefix)
-    if loop.transfers is not None:
-        watch_transfers(checker, loop.transfers, prefix)
+    if loop.parts.transfers is not None:
+        watch_transfers(checker, loop.parts.transfers, prefix)
 
 
 def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> None:
@@ -73,7 +73,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
 
     slots = loop.rows.slots[Lane.ADJUST.value]
     slots.unused = FreeList(slots.unused, slot_freed)
-    for group, pool in enumerate(loop.planner.pools):
+    for group, pool in enumerate(loop.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
         pool.free = FreeList(pool.free, freed)
         pool.cached = _Cached(freed)

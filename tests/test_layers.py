@@ -60,6 +60,11 @@ EXTRA_LIBRARIES |= {
     "offload/tiers/redis_links.py": {"redis"},
 }
 
+KINDS = {"cpu", "cuda", "sim"}
+ASKS_FOR_KINDS = {"device", "guard"}
+NAMES_KINDS = {"server/logs.py"}
+"""Files whose texts for users depend on the kind of device"""
+
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 LINES = 64_300
@@ -240,6 +245,25 @@ def library_violations(root: Path) -> list[str]:
     return found
 
 
+def kind_violations(root: Path) -> list[str]:
+    """Return the comparisons with a device's kind: other rooms ask its `caps` what it can do."""
+    found = []
+    for path in source_files(root):
+        within = path.relative_to(root / PACKAGE)
+        if within.parts[0] not in ASKS_FOR_KINDS and within.as_posix() not in NAMES_KINDS:
+            asked = [node for node in house.nodes(path) if isinstance(node, ast.Compare) and _names_kind(node)]
+            found += [f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}" for node in asked]
+    return found
+
+
+def _names_kind(node: ast.Compare) -> bool:
+    """Whether a kind is compared with, or a device's own."""
+    parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+    owners = [ast.unparse(part.value) for part in parts if isinstance(part, ast.Attribute) and part.attr == "kind"]
+    named = any(isinstance(part, ast.Constant) and part.value in KINDS for part in parts)
+    return named or any(owner.endswith("device") for owner in owners)
+
+
 def import_graph(root: Path, typing: bool = False) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {module_name(root, path): set() for path in source_files(root)}
     for item, reached in all_targets(root, typing):
@@ -323,6 +347,10 @@ def test_core_rooms_use_torch_and_numpy_alone() -> None:
     assert library_violations(ROOT) == []
 
 
+def test_devices_are_asked_what_they_can_and_not_for_their_kind() -> None:
+    assert kind_violations(ROOT) == []
+
+
 def test_files_and_functions_keep_their_size_budget() -> None:
     print(report(ROOT))
     assert size_violations(ROOT) == []
@@ -402,6 +430,17 @@ def test_planted_libraries_cycles_and_sizes_are_caught(tmp_path: Path) -> None:
     assert [v.split(": ")[0] for v in library_violations(tmp_path)] == ["gapless/loop/a.py:2", "gapless/plan/a.py:1"]
     assert house.cycles(import_graph(tmp_path)) == [["gapless.loop.a", "gapless.loop.b"]]
     assert len(size_violations(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["rows = 4 if device.kind != 'x' else 2", "if name in ('cpu', 'npu'): pass", "x = y.device.type == 'cuda'"]
+)
+def test_a_planted_question_for_a_kind_is_caught(tmp_path: Path, line: str) -> None:
+    _plant(tmp_path, "device/a.py", line)
+    _plant(tmp_path, "engine/a.py", "info = device.kind\ngood = form.kind == 'json'\n")
+    assert kind_violations(tmp_path) == []
+    _plant(tmp_path, "engine/a.py", line)
+    assert len(kind_violations(tmp_path)) == 1
 
 
 def test_planted_faults_are_counted(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from gapless.base.config import EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
 from gapless.base.variables import OTHERS, OWN_VARIABLES  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
+from gapless.pace.constants import constants  # noqa: E402
 
 _MARKED = re.compile(r"<!-- table: (\S+) -->\n(\n?).*?<!-- end -->", re.DOTALL)
 Lines = list[str]
@@ -310,6 +311,16 @@ def environment(known: Mapping[str, str]) -> Lines:
     return [*_head("variable", "effect"), *(row(f"`{name}`", effect) for name, effect in known.items())]
 
 
+def tuning_constants() -> Lines:
+    """The tuning constants, by module."""
+    lines = _head("module", "constant", "value", "unit", "reason")
+    for module, found in itertools.groupby(constants(), key=lambda one: one.module):
+        for number, one in enumerate(found):
+            first = "" if number else f"`{module}`"
+            lines.append(row(first, f"`{one.name}`", f"`{one.value}`", one.unit, one.reason))
+    return lines
+
+
 def recorded_clients() -> Lines:
     """The clients whose requests are kept, and the routes that they ask."""
     lines = _head("recorded", "version", "routes")
@@ -347,6 +358,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "environment-ours": lambda: environment(OWN_VARIABLES),
     "environment-others": lambda: environment(OTHERS),
     "mutation": mutation,
+    "constants": tuning_constants,
     **{name: partial(record, name) for name in RECORDS},
 }
 

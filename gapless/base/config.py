@@ -11,6 +11,7 @@ from typing import Any
 
 from gapless.base.errors import ConfigError
 from gapless.base.peers import KEY_VARIABLE, LISTEN, PEER_TIERS, ROLES, PeerFiles, PeerPlan, role_plan
+from gapless.base.plug_ins import check_name
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
@@ -18,6 +19,9 @@ from gapless.base.tiers import TierConfig, parse_tiers
 DEMO_MODEL = "demo"
 """Served name of the model embedded in the package."""
 
+DEVICES = ("auto", "cpu", "cuda")
+DEVICE_PLUG_INS = "gapless.devices"
+"""Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
 MAX_DEPTH = 8
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -149,7 +153,9 @@ class EngineConfig:
         None, "file with (or text of) another chat template", aliases=("--chat-template-file",)
     )
 
-    device: str = _device("auto", "where steps run; auto takes CUDA when there is one", choices=("auto", "cpu", "cuda"))
+    device: str = _device(
+        "auto", "where steps run: auto, cpu, cuda or a plug-in's name; auto takes CUDA if there is one"
+    )
     threads: int = _device(0, "CPU threads of the compute stream; 0 chooses", low=0, high=1024)
     gpu_memory_utilization: float = _device(
         0.9,
@@ -301,6 +307,7 @@ class EngineConfig:
             object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
         check_fields(self)
         parse_depth(self.depth)
+        check_name("device", self.device, DEVICES, DEVICE_PLUG_INS)
         self.speculation, self.processors, self.tiers, self.peer_plan  # noqa: B018 - so that a mistake in them is found now
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
-from gapless.base.plugins import plug_ins
+from gapless.base.plug_ins import plug_ins
 from gapless.base.sizes import read_size
 
 FORMS = {
@@ -78,8 +78,7 @@ def _parse(text: str) -> TierConfig:
                 "special characters of a password must be escaped, such as / as %2F"
             )
         return TierConfig(kind, 0, text)
-    others = plug_ins(PLUG_INS)
-    if kind not in others:
+    if kind not in (others := plug_ins(PLUG_INS)):
         forms = [*FORMS.values(), *(f"{name}:..." for name in others)]
         mend = "; S3 is nixl://BUCKET/PREFIX" if kind == "s3" else ""
         raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}{mend}")

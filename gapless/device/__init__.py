@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gapless.base.errors import ConfigError
+from gapless.base.config import DEVICE_PLUG_INS, DEVICES
+from gapless.base.plug_ins import check_name, load
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.ring import Fence, Ring, RingSlot
@@ -21,33 +22,27 @@ __all__ = [
     "Ring",
     "RingSlot",
     "Stream",
+    "device_class",
     "gpus",
-    "kind_of",
     "open_device",
 ]
 
 
-def open_device(name: str = "auto", threads: int = 0) -> Device:
-    """Open auto, cpu or cuda; auto takes CUDA when torch sees one. The caller closes it.
-
-    `threads` is for cpu: torch threads of the compute stream, 0 for most usable cores.
+def device_class(name: str) -> type[Device]:
+    """Return the class of auto, cpu, cuda or a plug-in's device; auto takes CUDA if torch sees a device.
 
     Raises:
-        ConfigError: an unknown name, or CUDA where there is none.
+        ConfigError: the name is unknown, or its package cannot be imported.
     """
-    name = kind_of(name)
-    if name == "cpu":
-        return CpuDevice(threads)
-    if name != "cuda":
-        raise ConfigError(f"device must be one of auto, cpu, cuda, got {name!r}")
-    if not torch.cuda.is_available():
-        raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
-    return CudaDevice()
+    own: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+    own["auto"] = own["cuda" if torch.cuda.is_available() else "cpu"]
+    check_name("device", name, DEVICES, DEVICE_PLUG_INS)
+    return own.get(name) or load(DEVICE_PLUG_INS, name, "device")
 
 
-def kind_of(name: str) -> str:
-    """Return what auto takes here; of another name, that."""
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+def open_device(name: str = "auto", threads: int = 0) -> Device:
+    """Open the device of this name; the caller closes it. Raises as `device_class` and `Device.open`."""
+    return device_class(name).open(threads)
 
 
 def gpus() -> list[tuple[str, int]]:

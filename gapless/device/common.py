@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from gapless.base import host
 from gapless.device.ring import Fence, Ring, copy, zeros_of_pages
 from gapless.device.seam import Device, Stream
 
@@ -15,6 +17,7 @@ from gapless.device.seam import Device, Stream
 class HostMemoryDevice(Device):
     """A device whose programs run on the host, in its memory."""
 
+    torch_device = torch.device("cpu")
     attendant: Stream
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
@@ -30,6 +33,9 @@ class HostMemoryDevice(Device):
 
     def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
         return lambda: None
+
+    def memory(self) -> tuple[int, int]:
+        return host.memory()
 
     upload = download = staticmethod(copy)
 

@@ -136,7 +136,6 @@ class CpuDevice(HostMemoryDevice):
     def __init__(self, threads: int = 0, use_native: bool = True) -> None:
         # Fixes the calling thread's own count before the workers' counts change torch's global default.
         torch.get_num_threads()
-        self.torch_device = torch.device("cpu")
         self.threads = threads or threads_of(host.usable_cores())
         self.fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
@@ -157,15 +156,16 @@ class CpuDevice(HostMemoryDevice):
         switch_interval.shorten()
         self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in self._streams])
 
+    @classmethod
+    def open(cls, threads: int) -> CpuDevice:
+        return cls(threads)
+
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
         if not self.caps.captures:
             raise CaptureError(
                 f"the cpu device has no native streams: {cpu_native.reason() or 'they were not asked for'}"
             )
         return NativeGraph(key, record_on(self, key, program, buffers))
-
-    def memory(self) -> tuple[int, int]:
-        return host.memory()
 
     def drain(self) -> None:
         self.fault.check()

@@ -299,6 +299,12 @@ class CudaDevice(Device):
         self._attendant = CudaWorker(ATTENDANT, self.torch_device, fault)
         self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, *ringers, self._attendant)
 
+    @classmethod
+    def open(cls, threads: int) -> CudaDevice:
+        if not torch_cuda.is_available():
+            raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch for CUDA")
+        return cls()
+
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         if fence is None:
             self._attendant.put(work, ())

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.base.errors import CaptureError
 from gapless.base.observe import Program as Program
 from gapless.device.fault import Fault
 from gapless.device.ring import Fence, Ring
@@ -86,7 +87,7 @@ class Caps(NamedTuple):
     maps_host: bool = True
     """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
     own_memory: bool = False
-    """Whether `memory` is the device's alone; else the host needs most of it"""
+    """Whether the device has memory of its own; else its programs use the host's, and leave it most of that"""
     real_time: bool = True
     """Whether its time passes as the host's: simulated time does not, so no thread beside the loop may watch or help"""
     polled: bool = False
@@ -122,6 +123,14 @@ class Device(Protocol):
     bell: Bell
     """The bell, which ends the waits of this device that were given it"""
     fault: Fault
+
+    @classmethod
+    def open(cls, threads: int) -> Device:
+        """Open this process's device. `threads` are for a compute stream on the host: 0 for most usable cores.
+
+        Raises: ConfigError: there is no such device here.
+        """
+        return cls()
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         """Run `work()` on a thread of the host once `fence` has passed, and return at once.
@@ -176,7 +185,7 @@ class Device(Protocol):
                 memory. The device continues; nothing is poisoned, and memory taken meanwhile is freed.
             DeviceError: the device has failed.
         """
-        ...
+        raise CaptureError(f"a device of the kind {self.kind} captures nothing")
 
     def memory(self) -> tuple[int, int]:
         """Return free and total bytes of the device's memory."""

@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
-from gapless.device import Caps, Device, build, kind_of, open_device
+from gapless.device import Caps, Device, build, device_class, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -60,24 +60,25 @@ if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
 
 SMALL_MODEL = 50_000_000
-"""Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
+"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
 SMALL_THREADS, SMALL_TIMES = 2, 128
-"""Threads that share long prompts of a small model, and the multiple of the usual least shared work: on two cores of an
-Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
-tokens/s of one (`benchmarks/peers.py`)."""
+"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
+on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
+got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
 TINY_MODEL = 8_000_000
-"""Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an average
-graph. At 12 million both take the same."""
+"""[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
+average graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger graph."""
+"""[parameters] Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger
+graph."""
 WARM_UP_KEY = -1 << 62
 WARM_UP_TOKENS = 2
 """Tokens of the warm-up prompt, one of them scored: on a slow processor a few more of a large model take a second."""
 CAPTURE_SECONDS = 2.0
-"""Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
+"""[s] Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
 milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
 MATCHER_SECONDS = 1.0
-"""Longest wait of an idle turn for a matcher; then late requests are refused."""
+"""[s] Longest wait of an idle turn for a matcher; then late requests are refused."""
 
 
 class EngineCore:
@@ -137,8 +138,8 @@ class EngineCore:
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
 
         def done(error: GaplessError | None) -> None:
-            if self.loop.adapters is not None:
-                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            if self.loop.parts.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.parts.adapters.names))
             answer(error)
 
         if self._changes is None:
@@ -221,17 +222,17 @@ class EngineCore:
             **{f"pages_{state}": count for state, count in pages._asdict().items()},
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
-            masks=loop.masks.written if loop.masks else 0,
+            masks=loop.parts.masks.written if loop.parts.masks else 0,
             drafts=drafts.drafts if drafts else 0,
             draft_tokens=drafts.draft_tokens if drafts else 0,
             verified=tuple(drafts.verified.tolist()) if drafts else (),
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.masks.ns if loop.masks else 0,
+            mask_ns=loop.parts.masks.ns if loop.parts.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
             grammars_waiting=self._compiler.waiting + matched * (not paused),
             **self._compiler.totals(),
-            **(loop.transfers.totals() if loop.transfers else {}),
-            generation_tokens=loop.generation_tokens,
+            **(loop.parts.transfers.totals() if loop.parts.transfers else {}),
+            generation_tokens=loop.rows.appended,
             **vars(counters),
             **timeline.totals(),
         )
@@ -243,7 +244,7 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def page_events(self) -> PageEvents | None:
-        index, adapters = self.loop.planner.index, self.loop.adapters
+        index, adapters = self.loop.planner.index, self.loop.parts.adapters
         if index is not None:
             index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
         return index.events if index else None
@@ -255,8 +256,7 @@ class EngineCore:
             self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
-        if self.loop.masks is not None:
-            self.loop.masks.close()
+        self.loop.close()
         self._tiers.close()
         self.updates.close()  # last: files being read take time
         self._device.close()
@@ -276,7 +276,7 @@ def build_core(
     parts = list(spent)
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
-        if device is None and kind_of(config.device) == "cpu":
+        if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_device(config.device, _threads(config, model_config))
     try:
@@ -374,8 +374,8 @@ def _build_on(
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
             loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
-        if loop.masks is not None and device.caps.real_time:
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.caps.polled)
+        if loop.parts.masks is not None and device.caps.real_time:
+            loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -446,8 +446,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    if loop.transfers is not None:
-        loop.transfers.warm_up()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 

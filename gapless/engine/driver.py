@@ -17,8 +17,8 @@ REPORT_BUSY = 0.05
 """Longest age of a busy engine's numbers, seconds."""
 REPORT_IDLE = 1.0
 REST_SECONDS = 0.25
-"""An engine without messages for this long is at rest. A capture takes about 0.1 s, which delays new requests: under a
-load of some requests a second, captures between two of them would cost more than they gain."""
+"""[s] An engine without messages for this long is at rest. A capture takes about 0.1 s, which delays new requests:
+under a load of some requests a second, captures between two of them would cost more than they gain."""
 SEND_STEPS_SECONDS = 0.05
 
 

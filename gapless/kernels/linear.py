@@ -21,7 +21,7 @@ class TorchLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)
-        self.half = not self.packed and weight.device.type == "cpu" and weight.dtype == torch.float16
+        self.half = not self.packed and weight.is_cpu and weight.dtype == torch.float16
         """Whether oneDNN multiplies, in the plain layout"""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
@@ -59,7 +59,7 @@ NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_wei
 
 
 def packs(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not weight.is_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
         return False

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gapless.base.plugins import load_plug_in
+from gapless.base.plug_ins import load
 from gapless.kernels.linear import TorchLinear
 
 LAYOUTS = "gapless.layouts"
@@ -69,7 +69,7 @@ class Matrix(NamedTuple):
 
 def layout_named(name: str) -> WeightLayout:
     """Return the layout of this name. Raises ConfigError for a plug-in that cannot be imported."""
-    found: WeightLayout = DENSE if name == DENSE.name else load_plug_in(LAYOUTS, name, "quantization_config")
+    found: WeightLayout = DENSE if name == DENSE.name else load(LAYOUTS, name, "quantization_config")
     return found
 
 

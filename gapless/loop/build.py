@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
+from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.loop.parts import Parts
+from gapless.loop.requests import Unserved
+from gapless.loop.steplog import StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -43,7 +48,7 @@ from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
 
 AHEAD = 16
-"""Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
+"""[steps] Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
 
 
 class Sizes(NamedTuple):
@@ -101,6 +106,7 @@ def build_loop(
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
     host: HostSizes | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -125,9 +131,10 @@ def build_loop(
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
+    chunk_limit = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        history + WISH_WORDS, ahead
+        history + WISH_WORDS, ahead, chunk_limit.tokens if chunk_limit else None,
     )  # fmt: skip
     places = speculation.places if speculation else 1
     tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
@@ -157,11 +164,10 @@ def build_loop(
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
     gate = DraftGate(sizes.rows, speculation.rows, speculation.sizes, speculation.head is None) if speculation else None
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
-    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
+    shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     source: PageSource = NO_SOURCE
     transfers = None
     if host is not None and index is not None:
@@ -170,7 +176,13 @@ def build_loop(
         source = TierSource(tier, index, pools, host.least_tokens)
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
     planner = Planner(limits, pools, rows, ledger, index, source)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
+    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    unserved = Unserved(adapters=loader is not None, masks=masks is not None)
+    every: list[Part | None] = [unserved, loader, transfers, masks]
+    every += [DraftLearner(gate, steps) if gate else None]
+    every += [ChunkLearner(chunk_limit, log) if chunk_limit else None, *parts]
+    made = Parts(tuple(part for part in every if part), loader, transfers, masks)
+    return Loop(device, launcher, planner, rows, steps, log, made)
 
 
 def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,18 @@ RECENT = 8
 
 Gaps = dict[PagePool, list[bytes]]
 """Digests of the pages missing in a match, by pool."""
+
+
+class Match(NamedTuple):
+    """The leading pages that a request may skip."""
+
+    pages: int
+    """Full pages that every group has"""
+    gaps: Gaps
+    """Pages missing at their end: while the pools lack all of them, no longer match exists."""
+
+
+NO_MATCH = Match(0, {})
 
 Also = Callable[[PagePool, bytes], bool]
 """Tells whether a page missing in the pool is available elsewhere."""
@@ -74,12 +87,10 @@ class PrefixIndex:
         for pool in self._pools:
             pool.forget()
 
-    def match(self, chain: PrefixChain, tokens: Int32s, most: int, also: Also | None = None) -> tuple[int, Gaps]:
-        """Return the number of full pages, up to `most`, that a request may skip in every group, and the gaps at their
-        end.
+    def match(self, chain: PrefixChain, tokens: Int32s, most: int, also: Also | None = None) -> Match:
+        """Return up to `most` pages that a request may skip in every group.
 
-        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed. Pages
-        available by `also` count as found.
+        Digests are computed as far as needed. Pages available by `also` count as found.
         """
         count, gaps = most, Gaps()
         for pool in self._full:
@@ -89,7 +100,7 @@ class PrefixIndex:
             before = count
             for pool in self._windows:
                 count = self._up_to_gap(pool, chain, tokens, count, gaps, also)
-        return count, gaps
+        return Match(count, gaps)
 
     def _up_to_gap(
         self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps, also: Also | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from gapless.base.records import Int32s, KVTransfer
-from gapless.memory.index import Gaps
+from gapless.memory.index import Match
 from gapless.memory.prefix import PrefixChain
 
 
@@ -38,8 +38,8 @@ class PageSource(Protocol):
     def waits(self, row: Lookup) -> bool:
         """Return whether a row still waits for pages that it asked for."""
 
-    def loads(self, row: Lookup, matched: int, gaps: Gaps) -> bool:
-        """Return whether a row, whose `matched` pages end at these gaps, begins to wait for further ones."""
+    def loads(self, row: Lookup, match: Match) -> bool:
+        """Return whether a row with this match begins to wait for further pages."""
 
     def admitted(self, key: int, matched: int, missed: int) -> int:
         """Note a row admitted with `matched` pages, and `missed` ones computed; return how many it waited for."""
@@ -65,7 +65,7 @@ class NoSource(PageSource):
     def waits(self, row: Lookup) -> bool:
         return False
 
-    def loads(self, row: Lookup, matched: int, gaps: Gaps) -> bool:
+    def loads(self, row: Lookup, match: Match) -> bool:
         return False
 
     def admitted(self, key: int, matched: int, missed: int) -> int:

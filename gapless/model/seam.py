@@ -37,7 +37,12 @@ class BatchShape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return self.decode + sum(count for _, count in self.chunks)
+        return self.decode + self.prompt
+
+    @property
+    def prompt(self) -> int:
+        """Query tokens of the chunks."""
+        return sum([count for _, count in self.chunks]) if self.chunks else 0
 
 
 class GroupInputs(NamedTuple):
@@ -124,7 +129,7 @@ class KVCache(NamedTuple):
         device: torch.device,
     ) -> KVCache:
         shape = (pages, layers, 2, page_size, kv_heads, head_dim)
-        if device.type != "cpu":
+        if not torch.empty(0, device=device).is_cpu:
             return cls(torch.zeros(shape, dtype=dtype, device=device))
         # numpy leaves zeroing to the operating system: a page costs memory and time only when it is first used.
         raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)

@@ -21,18 +21,18 @@ from gapless.pace.load_gate import PAGE_WEIGHT, LoadGate
 from gapless.pace.mean import Mean
 
 LOOKUP_NS = 50_000_000
-"""Time limit for a tier's answer; a page without an answer counts as missing."""
+"""[ns] Time limit for a tier's answer; a page without an answer counts as missing."""
 CLAIM_NS = 10_000_000_000
 """Time limit for a peer to compute claimed pages, and again to load them."""
 JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
-"""Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers no question during a
-job."""
+"""[pages, bytes, ns] Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers
+no question during a job."""
 LEASE_NS = 5_000_000_000
 """Unread borrowed pages are returned after this time: half of the longest lease that a peer gives."""
 MOST_WAITING = 8192
-"""Most copies waiting for their store to one tier; they hold no slot."""
+"""[pages] Most copies waiting for their store to one tier; they hold no slot."""
 BRAKE_SECONDS = 4.0
-"""Longest queue of stores, by time; further copies are dropped."""
+"""[s] Longest queue of stores, by time; further copies are dropped."""
 
 
 @dataclass

@@ -21,9 +21,9 @@ from gapless.offload.tiers.worker import TierWorker
 from gapless.pace.load_gate import LoadGate
 
 LATE_NS = 1_000_000_000
-"""A waiting request computes its prompt after this time without an ended load."""
+"""[ns] A waiting request computes its prompt after this time without an ended load."""
 BATCH_PAGES = 32
-"""Usual pages of one transfer"""
+"""[pages] Usual pages of one transfer"""
 
 
 class PageMove(NamedTuple):

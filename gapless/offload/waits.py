@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gapless.memory.index import Gaps, PrefixIndex
+from gapless.memory.index import Match, PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.source import Lookup, PageSource
 from gapless.offload.host import HostTier
 from gapless.offload.search import LoadTicket, Search
 
 LEAST_TOKENS = 256
-"""Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
+"""[tokens] Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
 MOST_LOADS = 2
-"""How often a row waits for pages of the host tier before it computes pages that others evicted."""
+"""[loads] How often a row waits for pages of the host tier before it computes pages that others evicted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,13 +79,13 @@ class TierSource(PageSource):
         wait.ticket = None
         return False
 
-    def loads(self, row: Lookup, matched: int, gaps: Gaps) -> bool:
+    def loads(self, row: Lookup, match: Match) -> bool:
         wait = self._waits.get(row.key)
         if wait is None:
-            if row.most - matched < self.least_pages:
+            if row.most - match.pages < self.least_pages:
                 return False
             wait = self._waits[row.key] = TierWait()
-        return wait.begun < MOST_LOADS and self._begin(row, wait, matched, gaps)
+        return wait.begun < MOST_LOADS and self._begin(row, wait, match)
 
     def admitted(self, key: int, matched: int, missed: int) -> int:
         self.host.counts.missed += missed
@@ -125,8 +125,8 @@ class TierSource(PageSource):
             wait.early = row.pages
         return fits
 
-    def _begin(self, row: Lookup, wait: TierWait, matched: int, gaps: Gaps) -> bool:
-        host, search = self.host, wait.search
+    def _begin(self, row: Lookup, wait: TierWait, match: Match) -> bool:
+        host, search, matched = self.host, wait.search, match.pages
         least = 1 if search is not None and search.fetched else self.least_pages  # fetched pages are always loaded
         if row.most - matched < least:
             return False
@@ -138,7 +138,7 @@ class TierSource(PageSource):
         def has(pool: PagePool, digest: bytes) -> bool:
             return host.has(pool, digest) or host.key(pool, digest) in found
 
-        if not any([has(pool, digest) for pool, digests in gaps.items() for digest in digests]):
+        if not any([has(pool, digest) for pool, digests in match.gaps.items() for digest in digests]):
             return False  # while these are missing, no match is longer
         count, _ = self._index.match(row.chain, row.tokens, row.most, has)
         if count - matched < least or row.short(matched) > 0:
@@ -151,7 +151,7 @@ class TierSource(PageSource):
                 self._decline(wait, tokens)
                 if search is not None and found:
                     search.found = {}  # the host's pages may pay by themselves
-                    return self._begin(row, wait, matched, gaps)
+                    return self._begin(row, wait, match)
                 wait.begun = MOST_LOADS
                 return False
             host.gate.begun(tokens, len(missing), below_ns)
@@ -159,7 +159,7 @@ class TierSource(PageSource):
             search.fits = self.fits_alone(row, wait)
             if host.fetch(search, missing):
                 if not search.open:  # transfers hold every slot: only the host's pages are left
-                    return self._begin(row, wait, matched, gaps)
+                    return self._begin(row, wait, match)
                 wait.ticket = search
                 return True
         self._load(row, wait, matched, missing)

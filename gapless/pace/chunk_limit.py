@@ -14,24 +14,25 @@ import numpy as np
 from gapless.pace.mean import Mean
 
 UNNOTICED_NS = 20_000_000
-"""A step with chunks may always take this long: fifty tokens a second still read as flowing text."""
+"""[ns] A step with chunks may always take this long: fifty tokens a second still read as flowing text."""
 STALL = 3
-"""A step with chunks may take this many times as long as its decoding rows: prompts get two thirds of the time."""
+"""[times] A step with chunks may take this many times as long as its decoding rows: prompts get two thirds of the
+time."""
 SOON = 12
-"""Steps within which all prompts that could have a row should run. If more arrive than STALL allows, they would queue,
-and few rows would decode."""
+"""[steps] Steps within which all prompts that could have a row should run. If more arrive than STALL allows, they would
+queue, and few rows would decode."""
 LONGEST = 8
-"""Longest step, in times of its decoding rows, that SOON may ask for."""
+"""[times] Longest step, in times of its decoding rows, that SOON may ask for."""
 LEAST_CHUNK_TOKENS = 128
-"""Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
+"""[tokens] Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
 LEAST_BOUNDED = 16
-"""Least prompt tokens of a step under a user's bound, which comes first."""
+"""[tokens] Least prompt tokens of a step under a user's bound, which comes first."""
 BOUND_SPREADS = 3
-"""Mean deviations of measured from expected times that a bound leaves room for"""
+"""[deviations] Mean deviations of measured from expected times that a bound leaves room for"""
 BOUND_MARGIN = 0.03
-"""Share of a bound kept free for costs outside the terms"""
+"""[share] Share of a bound kept free for costs outside the terms"""
 FIT_WEIGHT = 1 / 16
-"""Weight of the latest step of a kind"""
+"""[weight] Weight of the latest step of a kind"""
 _UNITS = np.array([1.0, 16.0, 256.0])
 """Units of the terms of a step's time: steps, rows, tokens."""
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])

@@ -8,19 +8,19 @@ from gapless.base.config import MAX_DEPTH
 from gapless.pace.mean import Mean, SpreadMean
 
 LATENCY_BUDGET_NS = 50_000_000
-"""Most device time queued ahead of a waiting request, beyond the running step."""
+"""[ns] Most device time queued ahead of a waiting request, beyond the running step."""
 MAX_CHAIN = 8
-"""Most steps of one visit."""
+"""[steps] Most steps of one visit."""
 STREAM_BUDGET_NS = 2_000_000
-"""Most device time of a visit with several steps, whose tokens arrive together."""
+"""[ns] Most device time of a visit with several steps, whose tokens arrive together."""
 MARGIN = 0.5
-"""Share of a step's device time that the host may spend on it; the rest is for work outside the loop, on the CPU often
-on the cores that compute."""
+"""[share] Share of a step's device time that the host may spend on it; the rest is for work outside the loop, on the
+CPU often on the cores that compute."""
 STEP_WEIGHT = 1 / 16
-"""Weight of the latest time in a mean"""
+"""[weight] Weight of the latest time in a mean"""
 SPREADS = 4
-"""A wake-up is taken to be late by its mean and SPREADS mean deviations. A step more in flight costs little, a late one
-is idle time."""
+"""[deviations] A wake-up is taken to be late by its mean and SPREADS mean deviations. A step more in flight costs
+little, a late one is idle time."""
 
 
 class Depth:

@@ -15,36 +15,38 @@ from gapless.base.records import NO_TOKEN, RIGHT, Int32s, Int64s, Request
 from gapless.pace.mean import Mean
 
 FEWER = (2, 4)
-"""Drafts of a row in steps with fewer than the maximum"""
+"""[drafts] Drafts of a row in steps with fewer than the maximum"""
 
 HOPE = 0.5
-"""Prior chance that a new row has drafts, and that they are right"""
+"""[chance] Prior chance that a new row has drafts, and that they are right"""
 HEAD_HOPE = 0.8
-"""Prior chance that a head's drafts are right: it always has some"""
+"""[chance] Prior chance that a head's drafts are right: it always has some"""
 USUAL = 0.01
-"""Weight of a row's latest step, of at most MOST_PENDING at once, in the prior of a new row; and the share by which
-each new row returns the prior to its first value, as rows may have drafts again unobserved."""
+"""[weight] Weight of a row's latest step, of at most MOST_PENDING at once, in the prior of a new row; and the share by
+which each new row returns the prior to its first value, as rows may have drafts again unobserved."""
 RETRY, FIRST_TRIAL = 256, 32
-"""Steps of a kind between trials of another number of drafts, and before the first: step times may change unobserved"""
+"""[steps] Steps of a kind between trials of another number of drafts, and before the first: step times may change
+unobserved"""
 LOOK_STEPS = 4
-"""Steps without drafts between two looks at hypothetical drafts, and steps of any kind between two decisions"""
+"""[steps] Steps without drafts between two looks at hypothetical drafts, and steps of any kind between two decisions"""
 SELDOM, DRAFTING = 4 * LOOK_STEPS, 16 * LOOK_STEPS
-"""Most steps between two decisions that repeat the last: to skip drafts, which may soon pay, and to run them. A
+"""[steps] Most steps between two decisions that repeat the last: to skip drafts, which may soon pay, and to run them. A
 decision costs the host as much as a few steps."""
 MOST_PENDING = 2 * DRAFTING
-"""Most steps taken in together"""
+"""[steps] Most steps taken in together"""
 LEARNS, BEYOND = 0.2, 0.05
-"""Weight of the latest step for a row, and for its drafts beyond the ones that the step ran"""
+"""[weight] Weight of the latest step for a row, and for its drafts beyond the ones that the step ran"""
 LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_PENDING + 1)
 """Weight of a number of steps: for a place that they ran, for one beyond, and for one beyond a look"""
 COSTS = 1.2
-"""Time of a step with drafts, in steps without, before both were measured"""
+"""[times] Time of a step with drafts, in steps without, before both were measured"""
 FORGETS = 1.01
-"""Growth per step of the recorded least time: outliers must fade"""
+"""[times] Growth per step of the recorded least time: outliers must fade"""
 ENDING = 4
-"""Most prompts that end in a step with drafts: logits are computed for each place of their rows, and one is used"""
+"""[prompts] Most prompts that end in a step with drafts: logits are computed for each place of their rows, and one is
+used"""
 PAYS = 1.05
-"""Least gain of a step with drafts, in times of its cost"""
+"""[times] Least gain of a step with drafts, in times of its cost"""
 
 
 class Verify(NamedTuple):

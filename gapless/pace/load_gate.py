@@ -7,9 +7,9 @@ from gapless.pace.mean import CappedMean
 HOST_SOURCE = -1
 """Source number of the host tier; the tiers below it have theirs from 0."""
 PAGE_WEIGHT = 1 / 8
-"""Weight of the latest time in a mean"""
+"""[weight] Weight of the latest time in a mean"""
 TRIALS = 1 / 32
-"""Share of computing time spent on trial loads that do not pay, since a tier may have become faster."""
+"""[share] Share of computing time spent on trial loads that do not pay, since a tier may have become faster."""
 
 
 class LoadGate:

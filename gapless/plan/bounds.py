@@ -10,7 +10,7 @@ from gapless.memory.rows import NULL_ROW, RowTable
 
 UNREACHABLE = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
-"""A row's full pages are published after this many sampled tokens: one by one takes the loop twice as long."""
+"""[tokens] A row's full pages are published after this many sampled tokens: one by one takes the loop twice as long."""
 
 RowNumbers = npt.NDArray[np.int32] | Int64s
 

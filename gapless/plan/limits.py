@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 PLENTY = 8
@@ -22,6 +23,10 @@ class Limits(NamedTuple):
     """Most words that fill slots and histories: a whole history and all slots of one request"""
     ahead: int = 1
     """Steps' worth of pages that a row takes at once if there are plenty, within `row_writes`"""
+
+    chunk_limit: Callable[[int, int], int] | None = None
+    """Limit of prompt tokens in a step with decoding rows, which get none before it ends: from the number of these rows
+    and of the prompt tokens that could run."""
 
     @property
     def growth(self) -> tuple[tuple[int, int], ...]:

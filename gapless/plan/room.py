@@ -1,26 +1,26 @@
-"""Admission: whether a request fits at all, and whether a sequence fits now.
+"""Admission: whether a request fits at all, and whether a row fits now.
 
-The answer depends on shared pages, the sequence's needs, and the growth of running rows.
+The answer depends on shared pages, the row's needs, and the growth of running rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Pools
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from gapless.base.errors import RequestError
-from gapless.base.records import PageWrite, Request
-from gapless.memory.index import PrefixIndex
+from gapless.base.records import Request
+from gapless.memory.index import NO_MATCH, Match, PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
 from gapless.memory.source import Lookup, PageSource
 from gapless.plan.bounds import Bounds
-from gapless.plan.sequence import Sequence
+from gapless.plan.row import Refusal, Row
 
 
 class PageNeed(NamedTuple):
-    """Page needs of a sequence to be admitted."""
+    """Page needs of a row to be admitted."""
 
     fresh: list[int]
     """New pages, by group"""
@@ -40,14 +40,16 @@ class Room:
     """The pools as admission sees them. `step_tokens` is the budget of a step."""
 
     def __init__(
-        self, pools: Pools[PagePool], index: PrefixIndex | None, source: PageSource, bounds: Bounds, step_tokens: int
+        self, pools: Sequence[PagePool], index: PrefixIndex | None, source: PageSource, bounds: Bounds, step_tokens: int
     ) -> None:
         self.index = index
         self.source = source
         self.expected = 0.0
-        """Expected number of generated tokens: a mean over ended sequences."""
+        """Expected number of generated tokens: a mean over ended rows."""
         self.running = 0
-        """Sequences that hold a row."""
+        """Rows on the device."""
+        self.full_at: tuple[int, ...] | None = None
+        """The `state` when the head of the queue last did not fit"""
         self._changes = 0
         """Count of rows taken and left."""
         self._pools = pools
@@ -56,11 +58,11 @@ class Room:
         self._page_size = pools[0].page_size
 
     def ended(self, generated: int) -> None:
-        """Take in the length of a finished sequence."""
+        """Take in the length of a finished row."""
         self.expected += (generated - self.expected) / 8
 
     def preempted(self, generated: int) -> None:
-        """Take in the length so far of a preempted sequence, a lower bound."""
+        """Take in the length so far of a preempted row, a lower bound."""
         self.expected = max(self.expected, generated)
 
     def change(self, rows: int) -> None:
@@ -70,121 +72,114 @@ class Room:
         self.source.runs(self.running)
 
     def state(self) -> tuple[int, ...]:
-        """Return a value that changes whenever a refused sequence may fit."""
+        """Return a value that changes whenever a refused row may fit."""
         return (*[pool.available() for pool in self._pools], self.index.version if self.index else 0)
 
-    def cacheable(self, seq: Sequence) -> int:
-        """Return how many pages of a waiting sequence the prefix index may give."""
+    def cacheable(self, row: Row) -> int:
+        """Return how many pages of a waiting row the prefix index may give."""
         # The last known token always runs, for the next token's logits; so do tokens with wanted logits.
-        return (seq.length - 1 if seq.scored == seq.to_score else seq.scored) // self._page_size
+        return (row.length - 1 if row.scored == row.asked.to_score else row.scored) // self._page_size
 
-    def match(self, seq: Sequence) -> int | None:
-        """Return how many leading pages the prefix index has for a waiting sequence, and make the next page's digest
-        known. None: it waits for pages of the source."""
-        seq.refused_by = None
-        if self.index is None or seq.chain is None:
-            return 0
-        assert seq.tokens is not None
-        most, tokens = self.cacheable(seq), seq.tokens
-        seq.chain = chain = seq.chain.up_to(most)
-        pages = self.pages_for(seq, seq.length)
-        row = Lookup(seq.key, chain, tokens, most, pages, partial(self._short, seq), seq.transfer)
-        if self.source.waits(row):
+    def match(self, row: Row) -> Match | None:
+        """Return the pages that the prefix index has for a waiting row, and make the next page's digest known. None: it
+        waits for pages of the source."""
+        row.refusal = None
+        if self.index is None or row.chain is None:
+            return NO_MATCH
+        assert row.tokens is not None
+        most, tokens = self.cacheable(row), row.tokens
+        row.chain = chain = row.chain.up_to(most)
+        pages, short = self.pages_for(row, row.length), partial(self._short, row)
+        lookup = Lookup(row.key, chain, tokens, most, pages, short, row.asked.transfer)
+        if self.source.waits(lookup):
             return None
-        matched, seq.gaps = self.index.match(chain, tokens, most)
-        chain.reach(min(matched + 1, most), tokens)
-        return None if self.source.loads(row, matched, seq.gaps) else matched
+        match = self.index.match(chain, tokens, most)
+        chain.reach(min(match.pages + 1, most), tokens)
+        return None if self.source.loads(lookup, match) else match
 
-    def _short(self, seq: Sequence, matched: int) -> int:
-        """Return the pages missing to admit a sequence with this many shared ones, growth included; 0 or less if it
-        fits."""
-        need = self._need(seq, matched, self.shared(seq, matched))
+    def _short(self, row: Row, matched: int) -> int:
+        """Return the pages missing to admit a row with this many shared ones, growth included; 0 or less if it fits."""
+        need = self._need(row, matched, self._shared(row, matched))
         return need.lack + need.reserve
 
-    def shared(self, seq: Sequence, matched: int) -> list[list[int]]:
+    def _shared(self, row: Row, matched: int) -> list[list[int]]:
         """Return the pages of a match, a list a group."""
-        return self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
+        return self.index.shared(row.chain, matched) if self.index and row.chain else [[] for _ in self._pools]
 
-    def refused_before(self, seq: Sequence) -> bool:
-        """Return whether a refused sequence still cannot fit: too few pages came back, and no more are shared.
+    def refused_before(self, row: Row) -> bool:
+        """Return whether a refused row still cannot fit: too few pages came back, and no more are shared.
 
         Pages that others share with it, or evict, do not change the sum of its needs and the available pages; nor do
         rows that grow as expected. In a window group a shorter match may need less: the refusal stays.
         """
-        if seq.refused_by is None:
+        refusal = row.refusal
+        if refusal is None:
             return False
-        if seq.refused_at != self._changes:
-            seq.reserve, seq.refused_at = self.reserve(seq), self._changes
-        if seq.needs + seq.reserve <= seq.refused_by.released:
+        if refusal.at != self._changes:
+            row.refusal = refusal = refusal._replace(reserve=self.reserve(row), at=self._changes)
+        if refusal.needs + refusal.reserve <= refusal.pool.released:
             return False
-        return all([pool.lacks(digests) for pool, digests in seq.gaps.items()])
+        return all([pool.lacks(digests) for pool, digests in refusal.gaps.items()])
 
-    def reserve(self, seq: Sequence) -> int:
+    def reserve(self, row: Row) -> int:
         """Return the pages kept free for the growth of rows, this one included: admission must not cause preemption."""
         if not self.running:
             return 0
-        growth = self._bounds.growth(int(self.expected), (seq.prompt, seq.length, seq.max_len))
+        growth = self._bounds.growth(int(self.expected), (row.asked.prompt, row.length, row.asked.max_len))
         # Half of the growth, since some end early and all of it would cost a quarter of the batch; and a last page a
         # row.
         return max(self.running // 8, -(-growth // (2 * self._page_size)) + self.running if growth else 0)
 
-    def most_reserve(self, seq: Sequence) -> int:
+    def most_reserve(self, row: Row) -> int:
         """Return the upper bound of `reserve`: every row begins with nothing and runs to its limit."""
-        return -(-(self._bounds.promised + seq.max_len) // (2 * self._page_size)) + self.running
+        return -(-(self._bounds.promised + row.asked.max_len) // (2 * self._page_size)) + self.running
 
-    def pages_for(self, seq: Sequence, computed: int) -> int:
+    def pages_for(self, row: Row, computed: int) -> int:
         """Return the pages for known tokens up to `computed`; the last chunk may add tokens, and run all but the last
         of them."""
-        if computed == seq.length:
-            computed = min(seq.length + self._bounds.most, seq.max_len) - 1
+        if computed == row.length:
+            computed = min(row.length + self._bounds.most, row.asked.max_len) - 1
         return -(-computed // self._page_size)
 
-    def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
-        """Give the sequence pages for its known tokens, `matched` of them shared, if they and their writes fit."""
-        shared = self.shared(seq, matched)
-        need = self._need(seq, matched, shared)
+    def claim(self, row: Row, match: Match, most_writes: int) -> int | None:
+        """Give the row pages for its known tokens, the ones of `match` shared, if they and their writes fit. Return
+        the number of shared pages that it waited for, None if it does not fit."""
+        matched = match.pages
+        shared = self._shared(row, matched)
+        need = self._need(row, matched, shared)
         if not need.fits:
-            seq.refused_by, seq.needs = need.pool, need.lack + need.pool.released
-            seq.reserve, seq.refused_at = need.reserve, self._changes
-            return False
-        if len(self._pools) * self.pages_for(seq, seq.length) > most_writes:
-            return False
+            needs = need.lack + need.pool.released
+            row.refusal = Refusal(need.pool, needs, need.reserve, self._changes, match.gaps)
+            return None
+        if len(self._pools) * self.pages_for(row, row.length) > most_writes:
+            return None
         for pool, pages, count in zip(self._pools, shared, need.fresh, strict=True):
             for page in pages:
                 if page != NULL_PAGE:
                     pool.pin(page)
             pages += [pool.take() for _ in range(count)]
-        if self.index and seq.chain and seq.tokens is not None:
-            self.index.describe(seq.chain, seq.tokens, 0, matched)
-        seq.by_group = shared
-        seq.cached = seq.computed = matched * self._page_size
-        seq.loaded = self.source.admitted(seq.key, matched, self.cacheable(seq) - matched) * self._page_size
-        seq.published, seq.skips = matched, 0
-        return True
+        if self.index and row.chain and row.tokens is not None:
+            self.index.describe(row.chain, row.tokens, 0, matched)
+        row.by_group = shared
+        row.computed, row.published, row.skips = matched * self._page_size, matched, 0
+        return self.source.admitted(row.key, matched, self.cacheable(row) - matched)
 
-    def _need(self, seq: Sequence, matched: int, shared: list[list[int]]) -> PageNeed:
-        """Return the page needs of a sequence with these `shared` pages."""
-        total = self.pages_for(seq, seq.length)
+    def _need(self, row: Row, matched: int, shared: list[list[int]]) -> PageNeed:
+        """Return the page needs of a row with these `shared` pages."""
+        total = self.pages_for(row, row.length)
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
             wanted = total - len(pages)
             if pool.group.window:
                 # Chunks take their pages as they write; the first chunk's must be free.
-                first = min(seq.length, matched * self._page_size + self._step_tokens)
-                wanted = self.pages_for(seq, first) - len(pages)
+                first = min(row.length, matched * self._page_size + self._step_tokens)
+                wanted = self.pages_for(row, first) - len(pages)
             fresh.append(0 if pool.group.window else wanted)
             lacks.append(wanted + pool.resting(pages) - pool.available())
         lack = max(lacks)
         # Counting the growth costs more than all else here: skip it if the upper bound fits.
-        reserve = self.reserve(seq) if lack + self.most_reserve(seq) > 0 else 0
+        reserve = self.reserve(row) if lack + self.most_reserve(row) > 0 else 0
         return PageNeed(fresh, self._pools[lacks.index(lack)], lack, reserve)
-
-    def writes(self, seq: Sequence) -> list[PageWrite]:
-        """Return the page table entries of a new row."""
-        return [
-            PageWrite(seq.row, entry, page, group)
-            for group, held in enumerate(seq.by_group) for entry, page in enumerate(held) if page != NULL_PAGE
-        ]  # fmt: skip
 
 
 def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:

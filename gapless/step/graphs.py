@@ -35,33 +35,33 @@ from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Rows of the graphs by default: at most half of a batch is padding."""
+"""[rows] Rows of the graphs by default: at most half of a batch is padding."""
 BESIDE_ROWS = (1, 4, 16, 64, 256)
 CHUNK_COUNTS = (1, 4, 16, 64)
 CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of captured steps with chunks. Longer steps keep a GPU busy while they are
 launched."""
 SHORT_TOKENS = tuple(range(8, 129, 8))
-"""Prompt tokens of steps with one chunk alone: much padding would cost more than launching."""
+"""[tokens] Prompt tokens of steps with one chunk alone: much padding would cost more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
-"""Prompt tokens of the graphs captured at start to serve every step with chunks."""
+"""[tokens] Prompt tokens of the graphs captured at start to serve every step with chunks."""
 BESIDE_STAND_INS = 256
-"""Most decode rows of these graphs."""
+"""[rows] Most decode rows of these graphs."""
 GOING_ON = (0, 1, 16)
 """Unfinished chunks of a graph, which do not sample. Stand-ins have the most."""
 FILLING = 1024
-"""Most rows and tokens of padding that a larger graph may add to a step's bucket."""
+"""[rows and tokens] Most rows and tokens of padding that a larger graph may add to a step's bucket."""
 FILLED = 1 / 32
-"""Share of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms longer than its
-own graph, and a capture stalls every request for 90."""
+"""[share] Share of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms longer
+than its own graph, and a capture stalls every request for 90."""
 MISSES_BEFORE_CAPTURE = 2
-"""Misses of a program before the loop drains the device to capture it. On an H200 a capture takes about as long as one
-or two eager steps lose. An engine at rest captures after the first miss."""
+"""[misses] Misses of a program before the loop drains the device to capture it. On an H200 a capture takes about as
+long as one or two eager steps lose. An engine at rest captures after the first miss."""
 MOST_GRAPHS = 384
-"""Most graphs of an engine, since each takes memory: all shapes of 256 rows if graphs serve every length and every
-prompt ends. The least recently used is dropped first."""
+"""[graphs] Most graphs of an engine, since each takes memory: all shapes of 256 rows if graphs serve every length and
+every prompt ends. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
-"""Lane sizes captured at start."""
+"""[rows] Lane sizes captured at start."""
 ALL_FILTERS = Filters(top_k=True, top_p=True)
 """Filters of a lane with rows of each kind."""
 

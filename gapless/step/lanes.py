@@ -17,7 +17,7 @@ from gapless.memory.rows import RowTable
 from gapless.step.logprobs import PROMPT_WORDS, WIDTHS
 
 LANE_SIZES = (1, 4, 16, 64, 256)
-"""Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
+"""[rows] Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
 
 
 class Lists(NamedTuple):

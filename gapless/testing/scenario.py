@@ -86,7 +86,7 @@ def gauges(loop: Loop) -> Gauges:
 def check_pages(loop: Loop) -> None:
     """Assert that every page is free, cached, owned or fenced, and that requests on rows hold the owned ones."""
     for group, pool in enumerate(loop.pools):
-        pool.check([seq.by_group[group] for seq in loop.planner.by_row if seq is not None])
+        pool.check([row.by_group[group] for row in loop.planner.by_row if row is not None])
         counts = pool.counts()
         assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
 
@@ -98,7 +98,7 @@ def check_at_rest(loop: Loop) -> None:
     assert not any(counts.owned or counts.fenced for counts in found.pages), f"at rest, pages are held: {found.pages}"
     assert found.free_rows == rows.size, "at rest, rows are held"
     assert all(len(slots.free) == slots.size for slots in rows.slots.values()), "at rest, slots are held"
-    assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
+    assert not list(loop.planner.ledger.pending()), f"at rest, leases are open: {list(loop.planner.ledger.pending())}"
     for ring, slots in found.slots.items():
         assert not slots, f"at rest, {ring} slots are in use: {slots}"
 

@@ -170,7 +170,6 @@ class SimDevice(HostMemoryDevice):
 
     def __init__(self, seed: int = 0, mood: str | None = None, maps_host: bool = False) -> None:
         self.caps = self.caps._replace(maps_host=maps_host)
-        self.torch_device = torch.device("cpu")
         self.fault = Fault()
         self.bell = SimBell(self)
         self.host_now = 0

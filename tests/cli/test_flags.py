@@ -56,8 +56,8 @@ def sample(spec: Spec) -> tuple[str, Any]:
     """A text that the flag takes, other than its default where that can be, and what it means."""
     if spec.choices:
         return spec.choices[-1], spec.choices[-1]
-    if spec.field == "depth":
-        return "3", "3"
+    if spec.field in ("depth", "device"):
+        return ("3", "3") if spec.field == "depth" else ("cpu", "cpu")
     if spec.field == "kv_tiers":
         return "host:1GiB", ("host:1GiB",)
     if spec.field in ("kv_peers", "kv_peer_listen"):

@@ -80,7 +80,7 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature, depth):
 @pytest.mark.parametrize("tokens", [0, 100])
 def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
     core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
-    assert (core.loop.planner.chunk_limit is None) == bool(tokens)
+    assert (core.loop.planner.limits.chunk_limit is None) == bool(tokens)
     core.close()
 
 

@@ -57,15 +57,6 @@ def test_an_added_model_gives_the_tokens_of_transformers(tmp_path):
     Tree(tmp_path, "model").check_program()
 
 
-def test_an_added_device_keeps_the_contract_and_gives_the_tokens_of_the_cpu(tmp_path):
-    (tmp_path / "tests" / "device").mkdir(parents=True)
-    tree = Tree(tmp_path, "device")
-    shutil.copy(ROOT / "tests" / "device" / "device_contract.py", tmp_path / "tests" / "device")
-    said = tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/device/test_inline_device.py")
-    assert re.search(r"^\d\d passed", said, re.MULTILINE)
-    tree.check_program()
-
-
 def test_an_added_tier_loads_the_pages_that_it_stored(tmp_path):
     tree, package = Tree(tmp_path, "tier"), tmp_path / "sqlite_tier"
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]

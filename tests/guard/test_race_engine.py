@@ -190,7 +190,7 @@ def rows_are_free_at_once(loop: Loop) -> None:
 
 
 def nothing_is_kept_by_the_ledger(loop: Loop) -> None:
-    loop.ledger.retire = lambda last_step, release, item: release(item)
+    loop.planner.ledger.retire = lambda last_step, release, item: release(item)
 
 
 @pytest.mark.seeds
@@ -217,11 +217,11 @@ def test_a_page_or_row_freed_while_a_step_may_write_it_is_reported(fault):
 
 def note_steps_in_flight(loop: Loop, exposed: list[int]) -> None:
     """Note the ends of sequences that have steps in flight."""
-    give_up = loop.planner.give_up_row
+    give_up = loop.planner.give_up
 
-    def noted(seq) -> None:
-        if any(flight.plan.step <= seq.last_step for flight in loop.flights):
-            exposed.append(seq.row)
-        give_up(seq)
+    def noted(row) -> None:
+        if any(flight.plan.step <= row.last_step for flight in loop.flights):
+            exposed.append(row.number)
+        give_up(row)
 
-    loop.planner.give_up_row = noted
+    loop.planner.give_up = noted

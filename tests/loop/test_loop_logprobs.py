@@ -15,12 +15,11 @@ from sharpest import sharpest
 
 from gapless.base.records import Chunk, Flag, StepPlan
 from gapless.device import CpuDevice
-from gapless.loop import loop as loop_module
+from gapless.loop import settle as settling
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.settle import settle
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.scenario import deliver
@@ -170,10 +169,10 @@ def test_a_prompt_that_is_preempted_half_way_is_scored_once(depth, monkeypatch):
     seen = []
     claim = loop.planner.claim
 
-    def claiming(seq, matched):
-        if seq.key == 1 and seq.row:
-            seen.append((seq.scored, seq.to_score))
-        return claim(seq, matched)
+    def claiming(row, match):
+        if row.key == 1 and row.number:
+            seen.append((row.scored, row.asked.to_score))
+        return claim(row, match)
 
     monkeypatch.setattr(loop.planner, "claim", claiming)
     finish(loop, old, young)
@@ -181,13 +180,10 @@ def test_a_prompt_that_is_preempted_half_way_is_scored_once(depth, monkeypatch):
 
 
 def test_without_the_rule_against_repeats_positions_come_twice(monkeypatch):
-    def forgetting(lines, plan, table, by_row):
-        for seq in by_row:
-            if seq is not None:
-                seq.scored = 0
-        return settle(lines, plan, table, by_row)
+    def forgetting(lines, plan, table, score):
+        return settle(lines, plan, table, lambda chunk: 0)
 
-    monkeypatch.setattr(loop_module, "settle", forgetting)
+    monkeypatch.setattr(settling, "settle", forgetting)
     loop, old, young = preempting(2)
     with pytest.raises(AssertionError, match="request 1"):
         finish(loop, old, young)
@@ -279,18 +275,14 @@ def test_a_line_counts_for_its_row_generation_and_owner_alone():
     rows = [table.take(key, np.arange(8, dtype=np.int32)) for key in (7, 8, 9)]
     table.generation[rows[0]] = 5
     table.retire(rows[1], 0)
-    seq = Sequence(9, np.arange(8, dtype=np.int32), [], 12, 0, 0)
-    seq.to_score, seq.scored = 7, 2
-    by_row = [None] * 4
-    by_row[rows[2]] = seq
     column = np.array([rows[0], rows[0], rows[1], rows[0], rows[2], rows[2]], np.int32)
     generations, positions = np.array([5, 4, 1, 5, 1, 1], np.int32), np.array([8, 8, 3, -1, 2, 3], np.int32)
     numbers = np.arange(6, dtype=np.float32)
     lines = LogprobLines(column, generations, positions, -numbers, positions, column[:, None], numbers[:, None])
     plan = StepPlan(1, (), (Chunk(rows[2], 0, 4, False),), (), (), 0)
-    settled, failed = settle(lines, plan, table, by_row)
+    settled, failed = settle(lines, plan, table, lambda chunk: 2 * (chunk.row == rows[2]))
     assert (settled.keys.tolist(), settled.positions.tolist(), settled.logprobs.tolist()) == ([7, 9], [8, 3], [0, -5])
-    assert (len(failed), seq.scored) == (0, 4)
+    assert not len(failed)
 
 
 def test_a_step_without_anybody_who_asks_carries_nothing():

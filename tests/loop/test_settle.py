@@ -104,7 +104,9 @@ def test_full_pages_are_published_while_steps_repeat(depth, chain, drafts):
     unpublished = []
     while loop.has_work():
         loop.turn()
-        unpublished += [int(loop.rows.length[row]) - size * seq.published for row, seq in loop.planner.decode.items()]
+        unpublished += [
+            int(loop.rows.length[row.number]) - size * row.published for row in loop.planner.decode.rows.values()
+        ]
     device.close()
     assert max(unpublished) <= PUBLISHED_TOKENS + PUBLISH_STEPS * (1 + drafts) + size
 

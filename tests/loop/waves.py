@@ -14,7 +14,7 @@ from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
-from gapless.plan.sequence import Sequence
+from gapless.plan.row import RowSpec
 
 MS = 1_000_000
 ROWS, BUDGET, MAX_LEN, PAGE = 64, 1024, 2048, 16
@@ -60,16 +60,20 @@ def play(machine, requests, at_once, beside=None, noise: Callable[[int], float] 
     """Run a closed loop of `at_once` requests, one step at a time. `beside` bounds chunks, and learns the times."""
     ledger = Ledger()
     pool, table = PagePool(ROWS * MAX_LEN // PAGE + 1, PAGE, ledger), RowTable(ROWS, MAX_LEN, ledger)
-    limits = Limits(BUDGET, most_page_writes(ROWS, MAX_LEN // PAGE, PAGE, BUDGET), 10_000, False)
+    limits = Limits(
+        BUDGET,
+        most_page_writes(ROWS, MAX_LEN // PAGE, PAGE, BUDGET),
+        10_000,
+        False,
+        chunk_limit=beside and beside.tokens,
+    )
     planner = Planner(limits, [pool], table, ledger)
-    if beside is not None:
-        planner.chunk_limit = beside.tokens
     now, got, came, last, played = 0, 0, {}, {}, Played(0, [], [], [])
     todo = list(enumerate(requests))[::-1]
 
     def arrive(count: int) -> None:
         for key, (prompt, answer) in [todo.pop() for _ in range(min(count, len(todo)))]:
-            planner.add(Sequence(key, np.zeros(prompt, np.int32), prompt + answer, 0, key))
+            planner.add(RowSpec(key, prompt, prompt + answer, 0, key), np.zeros(prompt, np.int32))
             came[key] = now
 
     arrive(at_once)
@@ -85,13 +89,13 @@ def play(machine, requests, at_once, beside=None, noise: Callable[[int], float] 
         table.append(sampled, np.zeros(len(sampled), np.int32))
         planner.commit(plan, sampled)
         ended = 0
-        for row in sampled.tolist():
-            seq = planner.by_row[row]
-            (played.itl_ms if seq.key in last else played.ttft_ms).append((now - last.get(seq.key, came[seq.key])) / MS)
-            last[seq.key] = now
+        for number in sampled.tolist():
+            row = planner.by_row[number]
+            (played.itl_ms if row.key in last else played.ttft_ms).append((now - last.get(row.key, came[row.key])) / MS)
+            last[row.key] = now
             got += 1
-            if table.length[row] == seq.max_len:
-                planner.finish(seq)
+            if table.length[number] == row.asked.max_len:
+                planner.finish(row)
                 ended += 1
         ledger.advance(Clock.COMPUTE, plan.step)
         arrive(ended)

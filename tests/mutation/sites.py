@@ -45,6 +45,7 @@ from gapless.loop.loop import Loop
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
+from gapless.plan.decode import DecodeSet
 from gapless.plan.planner import Planner
 from gapless.step import leader
 from gapless.step.executor import Executor
@@ -77,18 +78,16 @@ def one_step_early(room: type) -> Callable[[], AbstractContextManager[None]]:
 def forget_the_last_chunk() -> AbstractContextManager[None]:
     """A row leaves the decode set without noting its last step."""
 
-    def leave(original: Callable[..., None], self: Planner, seq: Any) -> None:
-        before = seq.last_step
-        original(self, seq)
-        seq.last_step = before
+    def leave(original: Callable[..., None], self: DecodeSet, row: Any, step: int) -> None:
+        original(self, row, row.last_step)
 
-    return replaced(Planner, "leave", leave)
+    return replaced(DecodeSet, "leave", leave)
 
 
 def preempt_in_flight() -> AbstractContextManager[None]:
     def preempt(original: Callable[..., None], self: Planner) -> None:
-        for seq in self.leaving:
-            seq.last_step = 0
+        for row in self.leaving:
+            row.last_step = 0
         original(self)
 
     return replaced(Planner, "preempt", preempt)
@@ -167,7 +166,7 @@ def chain_forgets_pages() -> AbstractContextManager[None]:
 
     def repeats(original: Callable[..., bool], self: Planner, most: int) -> bool:
         found = original(self, most)
-        self._writes = []
+        self.pages.writes = []
         return found
 
     return replaced(Planner, "_repeats", repeats)

@@ -11,7 +11,7 @@ from followers import Follower
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
-import gapless.plan.planner as planning
+import gapless.plan.pages as pages
 from gapless.base.records import Flag
 from gapless.kernels import plain
 from gapless.kernels.layout import COMPUTED, PACKET_SLOT
@@ -19,6 +19,8 @@ from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import ALREADY_PASSED, PagePool, Pin
 from gapless.plan.bounds import Bounds
+from gapless.plan.decode import DecodeSet
+from gapless.plan.pages import RowPages
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
 from gapless.step.keys import Order
@@ -31,10 +33,10 @@ from gapless.step.program import StepProgram
 def share_before_computed() -> AbstractContextManager[None]:
     """All pages of a prompt are shared with its first chunk, those of later chunks too."""
 
-    def run(original: Callable[..., int], self: Planner, seq: Any, *args: Any, **kwargs: Any) -> int:
-        size = original(self, seq, *args, **kwargs)
-        if size and self.index and not self._windows:
-            self.publish(seq, seq.length, self.step + 1)
+    def run(original: Callable[..., int], self: Planner, row: Any, *args: Any, **kwargs: Any) -> int:
+        size = original(self, row, *args, **kwargs)
+        if size and self.index and not self.pages.slide_away:
+            self.pages.publish(row, row.length, self.step + 1)
         return size
 
     return replaced(Planner, "_run", run)
@@ -42,7 +44,7 @@ def share_before_computed() -> AbstractContextManager[None]:
 
 def share_the_last_page_early() -> AbstractContextManager[None]:
     """A page counts as full one token before its KV is."""
-    return replaced(Planner, "publish", lambda publish, self, seq, done, step: publish(self, seq, done + 1, step))
+    return replaced(RowPages, "publish", lambda publish, self, row, done, step: publish(self, row, done + 1, step))
 
 
 def any_page_may_be_stored() -> AbstractContextManager[None]:
@@ -97,11 +99,11 @@ def doubtful_pages_stay() -> AbstractContextManager[None]:
 def doubtful_rows_publish() -> AbstractContextManager[None]:
     """Such a row goes on publishing pages."""
 
-    def publish(original: Callable[..., None], self: Planner, seq: Any, *args: Any) -> None:
-        seq.private = False
-        original(self, seq, *args)
+    def publish(original: Callable[..., None], self: RowPages, row: Any, *args: Any) -> None:
+        row.private = False
+        original(self, row, *args)
 
-    return replaced(Planner, "publish", publish)
+    return replaced(RowPages, "publish", publish)
 
 
 # Rows that get none or several tokens in a step.
@@ -147,7 +149,7 @@ def bounds_count_the_least() -> AbstractContextManager[None]:
 
 def held_rows_stay_away() -> AbstractContextManager[None]:
     """A row whose last step held it does not come back."""
-    return replaced(Planner, "_resume", lambda *_: None)
+    return replaced(DecodeSet, "resume", lambda *_: None)
 
 
 # Page groups.
@@ -159,12 +161,12 @@ def window_one_page_short() -> AbstractContextManager[None]:
     def first(original: Callable[..., int], pool: PagePool, position: int) -> int:
         return original(pool, position) + bool(pool.group.window)
 
-    return replaced(planning, "first_entry", first)
+    return replaced(pages, "first_entry", first)
 
 
 def window_without_fence() -> AbstractContextManager[None]:
     """Such a page is free at once, with steps in flight that read it."""
-    return replaced(Planner, "_slide", lambda slide, self, seq, position, last: slide(self, seq, position, 0))
+    return replaced(RowPages, "slide", lambda slide, self, row, position, last: slide(self, row, position, 0))
 
 
 def window_not_covered() -> AbstractContextManager[None]:

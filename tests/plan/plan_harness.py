@@ -20,7 +20,7 @@ from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
-from gapless.plan.sequence import Sequence, State
+from gapless.plan.row import Row, RowSpec, State
 
 ONE = (PageGroup(),)
 
@@ -34,7 +34,7 @@ class Job:
     max_len: int
     stops_at: int
     priority: int = 0
-    seq: Sequence | None = None
+    row: Row | None = None
     tokens: int = 0
     """Known to the device."""
     settled: int = 0
@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass
-class Row:
+class DeviceRow:
     """What the plans so far say of a row."""
 
     job: Job
@@ -88,7 +88,7 @@ class Drive:
         self.kv: dict[tuple[int, int, int], int] = {}
         """What each place (group, page, offset) holds: a hash of all tokens up to its own."""
         self.held = 0
-        self.table: dict[int, Row] = {}
+        self.table: dict[int, DeviceRow] = {}
         self.flights: deque[Flight] = deque()
         self.jobs: dict[int, Job] = {}
         self.order = 0
@@ -101,21 +101,20 @@ class Drive:
 
     def add(self, job: Job) -> bool:
         tokens = np.array(job.prompt, np.int32)
-        seq = Sequence(job.key, tokens, job.max_len, job.priority, self.order)
         try:
-            self.planner.add(seq)
+            self.planner.add(RowSpec(job.key, len(tokens), job.max_len, job.priority, self.order), tokens)
         except QueueFullError:
             assert len(self.planner.waiting) >= self.limits.queue + self.rows.available()
             return False
         self.order += 1
-        job.seq, job.tokens, job.settled = seq, len(job.prompt), len(job.prompt)
+        job.row, job.tokens, job.settled = self.planner.by_key[job.key], len(job.prompt), len(job.prompt)
         self.jobs[job.key] = job
         return True
 
     def abort(self, key: int) -> None:
         job = self.jobs[key]
         if not job.done:
-            self.aborted_in.add(job.seq.state)
+            self.aborted_in.add(job.row.state)
             job.done = True
         self.planner.abort(key)
 
@@ -125,7 +124,7 @@ class Drive:
         """Plan and launch when depth allows; complete the oldest step when it does not, or nothing was planned."""
         plan = None
         if len(self.flights) < self.depth:
-            before = {job.key: job.seq.state for job in self.jobs.values() if not job.done}
+            before = {job.key: job.row.state for job in self.jobs.values() if not job.done}
             coming_back = any(pool.fenced for pool in self.pools) or State.ENDING in before.values()
             plans = self.planner.chain(self.chain)
             plan = plans[0] if plans else None
@@ -178,7 +177,7 @@ class Drive:
             assert not any(admission.row in flight.rows for flight in self.flights), "a row in flight was given away"
             assert admission.length == job.tokens == job.settled, "a request came back with tokens in flight"
             assert 0 <= admission.start < admission.length and admission.start % self.size == 0
-            self.table[admission.row] = Row(job, admission.generation, prefilled=admission.start)
+            self.table[admission.row] = DeviceRow(job, admission.generation, prefilled=admission.start)
             self.admitted.append(admission.key)
             self.cached[admission.key] = max(self.cached[admission.key], admission.start)
         for write in plan.pages:
@@ -205,7 +204,7 @@ class Drive:
                 self.kv[group, page, offset] = prefixes[position]
 
     def held_by_job(self, job, group) -> list[int]:
-        return job.seq.by_group[group]
+        return job.row.by_group[group]
 
     def read_kv(self, entry) -> None:
         """Every entry that the row's last token reads holds the row's own tokens."""
@@ -248,7 +247,7 @@ class Drive:
         for _, job, _, ended in flight.lines:
             if ended and not job.done:
                 job.done = True
-                self.planner.finish(job.seq)
+                self.planner.finish(job.row)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
 
     def prefixes(self, job, count) -> list[int]:
@@ -279,20 +278,20 @@ class Drive:
         assert plan.decode is not self.decode[0] or decode == self.decode[1], "the old tuple for other requests"
         self.decode = plan.decode, decode
         for row in plan.decode:
-            entry, seq = self.table[row], planner.by_row[row]
-            assert seq is entry.job.seq and not entry.job.done
+            entry, held = self.table[row], planner.by_row[row]
+            assert held is entry.job.row and not entry.job.done
             low, high = self.bounds_of(entry.job, row)
             assert low < entry.job.max_len, "the token after the last is not needed"
             assert low <= entry.job.tokens <= high, "the device is outside of the bounds"
             after = min(high + self.adds[1], entry.job.max_len)
             assert plan.bound >= after - 1
-            self.check_pages(entry, seq, after - 2)
+            self.check_pages(entry, held, after - 2)
         for chunk in plan.chunks:
-            entry, seq = self.table[chunk.row], planner.by_row[chunk.row]
-            assert seq is entry.job.seq and not entry.job.done
+            entry, held = self.table[chunk.row], planner.by_row[chunk.row]
+            assert held is entry.job.row and not entry.job.done
             assert chunk.start == entry.prefilled and chunk.size > 0
-            assert chunk.last == (chunk.start + chunk.size == seq.length)
-            self.check_pages(entry, seq, chunk.start + chunk.size - 1)
+            assert chunk.last == (chunk.start + chunk.size == held.length)
+            self.check_pages(entry, held, chunk.start + chunk.size - 1)
 
     def bounds_of(self, job, row) -> tuple[int, int]:
         """Of the row's tokens before this step, from what is settled and in flight."""
@@ -304,8 +303,8 @@ class Drive:
         low = job.settled + self.adds[0] * flying if self.table[row].live else 0
         return low, min(job.settled + self.adds[1] * (flying + inert), job.max_len)
 
-    def check_pages(self, entry, seq, position) -> None:
-        for group, held in enumerate(seq.by_group):
+    def check_pages(self, entry, row, position) -> None:
+        for group, held in enumerate(row.by_group):
             for number in range(position // self.size + 1):
                 if held[number]:
                     assert entry.pages.get((group, number)) == held[number], (
@@ -316,31 +315,31 @@ class Drive:
 
     def check_preempted(self, before, coming_back) -> None:
         """`before` the plan these were the states, and whether pages were about to come back by themselves."""
-        held = [key for key in before if self.jobs[key].seq.state is State.LEAVING]
+        held = [key for key in before if self.jobs[key].row.state is State.LEAVING]
         assert len(held) <= 1, f"requests {held} wait to be preempted, where one may be enough"
         for key, state in before.items():
             job = self.jobs[key]
-            chosen = job.seq.state in (State.LEAVING, State.WAITING) and state not in (State.LEAVING, State.WAITING)
+            chosen = job.row.state in (State.LEAVING, State.WAITING) and state not in (State.LEAVING, State.WAITING)
             assert not (chosen and coming_back), f"request {key} was preempted for pages that were coming back"
-            if job.seq.state is State.WAITING and state is not State.WAITING:
+            if job.row.state is State.WAITING and state is not State.WAITING:
                 assert job.last_step <= self.ledger.completed, f"request {key} was preempted with a step in flight"
-                assert job.seq.tokens.tolist() == [self.token(job, i) for i in range(job.settled)]
+                assert job.row.tokens.tolist() == [self.token(job, i) for i in range(job.settled)]
 
     def check_accounting(self) -> None:
         for group, pool in enumerate(self.pools):
-            pool.check([seq.by_group[group] for seq in self.planner.by_row if seq is not None])
+            pool.check([row.by_group[group] for row in self.planner.by_row if row is not None])
             counts = pool.counts()
             assert min(counts) >= 0 and sum(counts) == pool.size
             reusable = {(group, page) for page in (*pool.free, *pool.cached)}
             for flight in self.flights:
                 assert not flight.pages & reusable, f"step {flight.plan.step} is in flight and a page of it is free"
-        assert self.planner.room.running == sum(seq is not None for seq in self.planner.by_row)
+        assert self.planner.room.running == sum(row is not None for row in self.planner.by_row)
         assert self.planner.bounds.promised == self.planner.bounds.limit.sum()
-        waiting = [job.seq for job in self.jobs.values() if job.seq.state is State.WAITING and not job.done]
+        waiting = [job.row for job in self.jobs.values() if job.row.state is State.WAITING and not job.done]
         room = self.planner.room
         # Both bounds are functions of these three numbers.
-        for seq in {(seq.prompt, seq.length, seq.max_len): seq for seq in waiting}.values():
-            assert room.reserve(seq) <= room.most_reserve(seq), "the quick bound is one"
+        for row in {(row.asked.prompt, row.length, row.asked.max_len): row for row in waiting}.values():
+            assert room.reserve(row) <= room.most_reserve(row), "the quick bound is one"
         assert len(self.planner.waiting) == len(waiting)
 
     def check_at_rest(self) -> None:
@@ -348,7 +347,8 @@ class Drive:
         assert not planner.has_work() and not self.flights and planner.room.running == 0
         assert all((pool.counts().owned, pool.counts().fenced) == (0, 0) for pool in self.pools)
         assert self.rows.available() == self.rows.size
-        left = [planner.decode, planner.prefill, planner.entering, planner.leaving, planner.ending]
+        decode = planner.decode
+        left = [decode.rows, planner.prefill, decode.entering, planner.leaving, decode.ending]
         assert not any(left) and not planner.prefill.coming
         columns = planner.bounds
         assert not any(column.any() for column in (columns.limit, columns.in_flight, columns.room, columns.member))

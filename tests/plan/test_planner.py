@@ -14,7 +14,7 @@ from gapless.base.records import PageGroup
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.plan.planner import LOOK_BEHIND, MAX_SKIPS
-from gapless.plan.sequence import Sequence, State
+from gapless.plan.row import RowSpec, State
 
 SEEDS = 48
 
@@ -146,7 +146,7 @@ def test_a_full_queue_refuses_and_keeps_nothing():
     drive = Drive(rows=1, queue=2, depth=1)
     assert drive.add(job(0, 4, 4)) and drive.add(job(1, 4, 4)) and drive.add(job(3, 4, 4)), "one can run at once"
     with pytest.raises(QueueFullError, match="try again later"):
-        drive.planner.add(Sequence(9, np.ones(4, np.int32), 8, 0, 9))
+        drive.planner.add(RowSpec(9, 4, 8, 0, 9), np.ones(4, np.int32))
     assert 9 not in drive.planner.by_key
     drive.turn()
     assert not drive.add(job(2, 4, 4)), "the row is taken"
@@ -175,7 +175,7 @@ def test_the_lowest_in_rank_is_preempted():
         drive.add(job(key, 7, 26, priority))
     while not drive.planner.preemptions:
         drive.turn()
-    assert [drive.jobs[key].seq.state is State.WAITING for key in range(3)] == [True, False, False]
+    assert [drive.jobs[key].row.state is State.WAITING for key in range(3)] == [True, False, False]
     drive.drain()
 
 
@@ -215,7 +215,7 @@ def test_a_head_that_does_not_fit_is_not_tried_again_until_something_changes(mon
     drive.pool.take = lambda: pytest.fail("nothing fits")
     monkeypatch.setattr(drive.pool, "available", lambda: 3)
     tried = []
-    monkeypatch.setattr(drive.planner, "claim", lambda seq, matched: tried.append(seq))
+    monkeypatch.setattr(drive.planner, "claim", lambda row, match: tried.append(row))
     for _ in range(6):
         drive.planner.plan()
     assert len(tried) == LOOK_BEHIND + 1
@@ -274,7 +274,7 @@ def test_a_border_costs_in_proportion_to_the_rows_that_cross_it():
     drive = Drive(64, 256, 64 * 16 + 1, 16, 4096, 100, depth=2, prefix=False)
     for key in range(64):
         drive.add(Job(key, [1] * (1 + key % 16), 256, 10**9))
-    while drive.planner.room.running < 64 or drive.planner.entering or drive.planner.prefill:
+    while drive.planner.room.running < 64 or drive.planner.decode.entering or drive.planner.prefill:
         drive.turn()
     for _ in range(32):
         plan = drive.turn()
@@ -297,16 +297,17 @@ def test_stopped_sequences_are_not_kept_alive():
 def test_a_row_that_is_held_goes_on_though_all_its_tokens_were_thought_to_be_in_flight():
     """A step may give a live row no token; the row then needs a step more than its limit says."""
     drive = Drive(rows=2, max_len=64, pages=20, size=4, tokens=16, prefix=False)
-    planner, rows, seq = drive.planner, drive.rows, Sequence(0, np.zeros(4, np.int32), 8)
-    planner.add(seq)
+    planner, rows = drive.planner, drive.rows
+    planner.add(RowSpec(0, 4, 8), np.zeros(4, np.int32))
+    row = planner.by_key[0]
     steps = 0
     while (plan := planner.plan()) is not None:
         steps += 1
-        rows.length[seq.row] += steps != 2
-        planner.commit(plan, np.array([seq.row]))
+        rows.length[row.number] += steps != 2
+        planner.commit(plan, np.array([row.number]))
         drive.ledger.advance(Clock.COMPUTE, plan.step)
-    assert (steps, int(rows.length[seq.row]), seq.state) == (5, 8, State.ENDING)
-    planner.finish(seq)
+    assert (steps, int(rows.length[row.number]), row.state) == (5, 8, State.ENDING)
+    planner.finish(row)
     drive.check_at_rest()
 
 
@@ -471,7 +472,8 @@ def test_admission_leaves_room_for_rows_to_grow():
 def test_fewer_prompt_tokens_run_beside_decoding_rows():
     drive = Drive(rows=4, max_len=400, pages=400, size=4, tokens=200, prefix=False)
     asked = []
-    drive.planner.chunk_limit = lambda *numbers: asked.append(numbers) or 7
+    limit = lambda *numbers: asked.append(numbers) or 7  # noqa: E731
+    drive.planner.limits = drive.limits._replace(chunk_limit=limit)
     drive.add(job(0, 250, 30))
     alone = [drive.turn().chunk_tokens for _ in range(2)]
     assert alone == [200, 50], "no row waits for these"

@@ -161,9 +161,9 @@ def row_039_an_abort_looks_up_what_may_have_ended() -> AbstractContextManager[No
 def row_056_a_preemption_waits_for_a_step_that_waits_for_it() -> AbstractContextManager[None]:
     def after_one_more_step(preempt, planner):
         held, completed = planner.leaving, planner.ledger.completed
-        planner.leaving = [seq for seq in held if seq.last_step < completed]
+        planner.leaving = [row for row in held if row.last_step < completed]
         preempt(planner)
-        planner.leaving = [seq for seq in held if seq.last_step >= completed]
+        planner.leaving = [row for row in held if row.last_step >= completed]
 
     return replaced(Planner, "preempt", after_one_more_step)
 

@@ -44,7 +44,7 @@ def test_rows_that_share_pages_within_one_step_sample_the_same_tokens(kernels, t
             loop.submit(Request(key, prompt, params, 0, (), 0, len(prompt) + 12))
         turns = [loop.turn()]
         assert len(loop.planner.waiting) == 0, "all in one step"
-        shared = sum(seq.cached for seq in loop.planner.by_key.values())
+        shared = loop.counters.prefix_hits
         while loop.has_work():
             turns.append(loop.turn())
         found: dict[int, list[int]] = {key: [] for key in range(len(prompts))}

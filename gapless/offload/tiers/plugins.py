@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapless.base.plugins import load_plug_in
+from gapless.base.plug_ins import load
 from gapless.base.tiers import PLUG_INS
 from gapless.offload.tiers.disk import DiskTier
 from gapless.offload.tiers.lmcache import LMCacheTier
@@ -24,5 +24,5 @@ def factory_of(kind: str) -> TierFactory:
     """Return what opens tiers of this kind. Raises ConfigError for a plug-in that cannot be imported."""
     if kind in OWN_TIERS:
         return OWN_TIERS[kind]
-    factory: TierFactory = load_plug_in(PLUG_INS, kind, "kv_tiers")
+    factory: TierFactory = load(PLUG_INS, kind, "kv_tiers")
     return factory
