@@ -137,8 +137,8 @@ class EngineCore:
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
 
         def done(error: GaplessError | None) -> None:
-            if self.loop.adapters is not None:
-                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            if self.loop.parts.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.parts.adapters.names))
             answer(error)
 
         if self._changes is None:
@@ -221,17 +221,17 @@ class EngineCore:
             **{f"pages_{state}": count for state, count in pages._asdict().items()},
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
-            masks=loop.masks.written if loop.masks else 0,
+            masks=loop.parts.masks.written if loop.parts.masks else 0,
             drafts=drafts.drafts if drafts else 0,
             draft_tokens=drafts.draft_tokens if drafts else 0,
             verified=tuple(drafts.verified.tolist()) if drafts else (),
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.masks.ns if loop.masks else 0,
+            mask_ns=loop.parts.masks.ns if loop.parts.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
             grammars_waiting=self._compiler.waiting + matched * (not paused),
             **self._compiler.totals(),
-            **(loop.transfers.totals() if loop.transfers else {}),
-            generation_tokens=loop.generation_tokens,
+            **(loop.parts.transfers.totals() if loop.parts.transfers else {}),
+            generation_tokens=loop.rows.appended,
             **vars(counters),
             **timeline.totals(),
         )
@@ -243,7 +243,7 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def page_events(self) -> PageEvents | None:
-        index, adapters = self.loop.planner.index, self.loop.adapters
+        index, adapters = self.loop.planner.index, self.loop.parts.adapters
         if index is not None:
             index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
         return index.events if index else None
@@ -255,8 +255,7 @@ class EngineCore:
             self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
-        if self.loop.masks is not None:
-            self.loop.masks.close()
+        self.loop.close()
         self._tiers.close()
         self.updates.close()  # last: files being read take time
         self._device.close()
@@ -375,8 +374,8 @@ def _build_on(
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
             loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
-        if loop.masks is not None and device.caps.real_time:
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.caps.polled)
+        if loop.parts.masks is not None and device.caps.real_time:
+            loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -442,8 +441,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    if loop.transfers is not None:
-        loop.transfers.warm_up()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 
