@@ -19,7 +19,7 @@ that may have them."""
 
 
 class Drafting(NamedTuple):
-    """A drafter made for an engine; with a learner if it learns from every step."""
+    """A drafter of an engine, and its update after every step, if it has one."""
 
     drafter: Drafter
     learner: Learner | None = None
