@@ -138,8 +138,8 @@ class EngineCore:
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
 
         def done(error: GaplessError | None) -> None:
-            if self.loop.adapters is not None:
-                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            if self.loop.parts.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.parts.adapters.names))
             answer(error)
 
         if self._changes is None:
@@ -220,7 +220,7 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def page_events(self) -> PageEvents | None:
-        index, adapters = self.loop.planner.index, self.loop.adapters
+        index, adapters = self.loop.planner.index, self.loop.parts.adapters
         if index is not None:
             index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
         return index.events if index else None
@@ -232,8 +232,7 @@ class EngineCore:
             self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
-        if self.loop.masks is not None:
-            self.loop.masks.close()
+        self.loop.close()
         self._tiers.close()
         self.updates.close()  # last: files being read take time
         self._device.close()
@@ -351,8 +350,8 @@ def _build_on(
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
             loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
-        if loop.masks is not None and device.caps.real_time:
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.caps.polled)
+        if loop.parts.masks is not None and device.caps.real_time:
+            loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -423,8 +422,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    if loop.transfers is not None:
-        loop.transfers.warm_up()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 

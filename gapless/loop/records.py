@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from gapless.base.records import Int64s
+from gapless.base.records import Int64s, StepPlan
 
 KEPT_STEPS = 4096
 """Steps kept in a ring."""
@@ -77,6 +77,11 @@ class ChunkRecord(NamedTuple):
     key: int
     start: int
     size: int
+
+
+def chunk_records(plan: StepPlan, keys: Int64s) -> tuple[ChunkRecord, ...]:
+    """Return the known tokens that run in a planned step; `keys` are the requests of all rows."""
+    return tuple([ChunkRecord(int(keys[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
 
 
 class StepRecord(NamedTuple):

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from gapless.device import Fence
 from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
-from gapless.offload.transfers import Transfers
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
+
+Copies = tuple[int, int, int, int]
 
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
@@ -24,16 +25,21 @@ class Measured(NamedTuple):
     device: int
     held: float
     """Share of its decode rows that were held"""
+    scores: bool
+    """Whether it scored prompt tokens, which takes longer."""
 
 
 class StepLog:
     """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], copies: Callable[[], Copies] = lambda: NO_COPIES) -> None:
+        """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
         self.records = StepRing()
         self.timeline = Timeline()
         self.counters = StepCounts()
-        self._clock = clock
+        self.forgot = False
+        """Whether the counters were reset: the engine's start has ended."""
+        self._clock, self._copies = clock, copies
         self._accounted = 0
         # Times before the next launch, for its record.
         self._work_at = self._held_by = self._held_until = 0
@@ -59,7 +65,7 @@ class StepLog:
         """Note that the depth limit delays the next launch until this step ends."""
         self._held_by = step
 
-    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...], transfers: Transfers | None = None) -> int:
+    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
         """Record the first step of a visit. Returns the visit's host time up to its packet, ns.
 
         With steps in flight it counts from the end of the last turn, and includes the engine's work between two turns;
@@ -67,12 +73,12 @@ class StepLog:
         """
         records, plan = self.records, flight.plan
         flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
-        copies = transfers.stretches() if transfers is not None else NO_COPIES
         records.begin(
             flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, self._held_by, self._held_until,
-            planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.decision.missed, False,
+            planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
+            flight.decision.missed, False,
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
         return packed_at - (self._left_at if flying else planning_at)
@@ -145,7 +151,8 @@ class StepLog:
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
-        return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start, min(1.0, held))
+        host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
+        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
 
     def left(self) -> None:
         self._left_at = self._clock()
@@ -161,6 +168,7 @@ class StepLog:
 
     def forget(self) -> None:
         """Reset all counters."""
+        self.forgot = True
         self.records.clear()
         self.counters = StepCounts()
         self.timeline = Timeline()

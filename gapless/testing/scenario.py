@@ -98,7 +98,7 @@ def check_at_rest(loop: Loop) -> None:
     assert not any(counts.owned or counts.fenced for counts in found.pages), f"at rest, pages are held: {found.pages}"
     assert found.free_rows == rows.size, "at rest, rows are held"
     assert all(len(slots.free) == slots.size for slots in rows.slots.values()), "at rest, slots are held"
-    assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
+    assert not list(loop.planner.ledger.pending()), f"at rest, leases are open: {list(loop.planner.ledger.pending())}"
     for ring, slots in found.slots.items():
         assert not slots, f"at rest, {ring} slots are in use: {slots}"
 

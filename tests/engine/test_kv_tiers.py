@@ -68,7 +68,7 @@ def test_prompts_that_the_device_gave_up_are_loaded(expected):
 def test_an_engine_has_measured_its_link_when_it_is_ready_and_weighs_loads(monkeypatch):
     monkeypatch.undo()
     core = build_core(EngineConfig("demo", **OPTIONS, kv_tiers=("host:64MiB",)))
-    gate = core.loop.transfers.host.gate
+    gate = core.loop.parts.transfers.host.gate
     for _ in range(2):
         gate.computed(256, 1)
     assert not gate.pays(256, 16)

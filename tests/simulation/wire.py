@@ -145,7 +145,7 @@ class End:
     """The peer tier of one engine of a pair."""
 
     def __init__(self, net: Net, loop: Loop, gives: bool, takes: bool, check: Check) -> None:
-        transfers = loop.transfers
+        transfers = loop.parts.transfers
         assert transfers is not None
         strides = [transfers.stride(group) for group in range(len(transfers.memory))]
         nbytes = sum(map(len, transfers.memory)) * net.rng.choice((0.1, 0.3, 0.5))
