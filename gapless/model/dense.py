@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from gapless.base.records import PageGroup
 from gapless.kernels import plain
 from gapless.kernels.seam import FusedRows, JoinedRows, Kernels, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
