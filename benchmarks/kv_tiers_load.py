@@ -39,9 +39,9 @@ class Pump:
     """Keeps transfers running both ways, over pages that no request holds and over slots of its own."""
 
     def __init__(self, core: EngineCore, both: Sequence[str] = ("bulk_out", "bulk_in")) -> None:
-        transfers, loop = core.loop.transfers, core.loop
+        transfers, loop = core.loop.parts.transfers, core.loop
         assert transfers is not None
-        loop.transfers = None  # what ends here is none of the loop's
+        loop.parts.transfers = None  # what ends here is none of the loop's
         pages = [loop.pool.take() for _ in range(PAGES)]
         self.page_bytes = transfers.slots[0][0].nbytes
         self.ways: dict[TransferWay, MoveBatch] = {}
@@ -76,7 +76,7 @@ class AtOnce:
 def begins(engine: Callable[..., EngineCore]) -> None:
     """Processor time of the loop's thread for each page that is stored and loaded, all of its accounting included."""
     core = engine()
-    loop, transfers = core.loop, core.loop.transfers
+    loop, transfers = core.loop, core.loop.parts.transfers
     assert transfers is not None
     pool, found = loop.pool, {"store": list[float](), "load": list[float]()}
 
@@ -185,7 +185,7 @@ def conversations(model: str, options: dict[str, Any], length: int, host: str) -
                     (output,) = llm.generate({"prompt_token_ids": known[number]}, greedy, use_tqdm=False)
                     known[number] += output.outputs[0].token_ids
             rates[name] = count * (turns - 1) / (time.perf_counter() - began)
-            loaded, stored = (stats := llm.stats()).tier_loaded, stats.tier_stored
+            loaded, stored = (tier := llm.stats().tier).loaded, tier.stored
     text = ", ".join(f"{name} {rate:.2f} requests/s" for name, rate in rates.items())
     print(
         f"conversations of {length} tokens, three times the device's KV: {text} "

@@ -130,12 +130,12 @@ def run_directly(loop, jobs, direct=direct_run):
     """Run the jobs to their ends: their tokens are those of a direct computation, or their first ones if aborted."""
     run(loop, jobs)
     check_tokens(jobs, direct)
-    if loop.adapters is not None:
+    if loop.parts.adapters is not None:
         loop.device.drain()
-        loop.adapters.poll()  # a load whose request was aborted
+        loop.parts.adapters.poll()  # a load whose request was aborted
     check_at_rest(loop)
-    if loop.transfers is not None:
-        loop.transfers.host.check()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.host.check()
     return loop
 
 

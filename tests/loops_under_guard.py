@@ -36,8 +36,8 @@ def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
     watch_executor(checker, loop.launcher.executor, prefix)
     watch_free(checker, loop, prefix)
-    if loop.transfers is not None:
-        watch_transfers(checker, loop.transfers, prefix)
+    if loop.parts.transfers is not None:
+        watch_transfers(checker, loop.parts.transfers, prefix)
 
 
 def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> None:

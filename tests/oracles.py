@@ -106,14 +106,16 @@ def tally(loop: Loop) -> Counter[str]:
         steps=counters.steps,
     )
     if gate is not None:
-        found.update(drafted=gate.counts.draft_tokens, accepted=int(gate.counts.accepted.sum()))
-    if loop.adapters is not None:
-        found.update(loads=loop.adapters.slots.loads)
-    if loop.transfers is not None:
-        moved = loop.transfers.host.counts
+        drafts = gate.report()
+        found.update(drafted=drafts.draft_tokens, accepted=drafts.right)
+    if loop.parts.adapters is not None:
+        found.update(loads=loop.parts.adapters.slots.loads)
+    if loop.parts.transfers is not None:
+        moved = loop.parts.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
-    if loop.masks is not None:
-        found.update(written=loop.masks.threads.written if loop.masks.threads else loop.masks.written)
+    if loop.parts.masks is not None:
+        masks = loop.parts.masks
+        found.update(written=masks.threads.written if masks.threads else masks.report().written)
     return found
 
 
@@ -255,7 +257,7 @@ def masked_loop(seed, jobs, device, shape, depth, counts=None, polls=None, **opt
     """With `polls`, threads make the masks: they look for tokens, or are rung."""
     loop = varied_loop(seed, jobs, device, shape, depth, **options)
     if polls is not None:
-        loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
     return loop
 
 

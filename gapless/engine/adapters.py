@@ -58,8 +58,8 @@ class AdapterChanges:
         if not self._root.is_dir():
             raise ConfigError(f"lora_dir: {root} is no directory: make it, or leave lora_dir out")
         self._files = files
-        assert loop.adapters is not None, "a loop without adapters"
-        self._loader = loop.adapters
+        assert loop.parts.adapters is not None, "a loop without adapters"
+        self._loader = loop.parts.adapters
         self._bell = loop.bell
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-adapters")
         self._reads: deque[tuple[AdapterChange, Future[AdapterContents], Answer]] = deque()

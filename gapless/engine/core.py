@@ -32,8 +32,9 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
 from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
+from gapless.engine.stats import Stats, collect
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
@@ -45,7 +46,6 @@ from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.events import PageEvents
-from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.forms import no_guesses
@@ -138,8 +138,8 @@ class EngineCore:
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
 
         def done(error: GaplessError | None) -> None:
-            if self.loop.adapters is not None:
-                self.info = self.info._replace(adapters=tuple(self.loop.adapters.names))
+            if self.loop.parts.adapters is not None:
+                self.info = self.info._replace(adapters=tuple(self.loop.parts.adapters.names))
             answer(error)
 
         if self._changes is None:
@@ -208,34 +208,10 @@ class EngineCore:
         return refused
 
     def stats(self) -> Stats:
-        loop, counters = self.loop, self.loop.counters
-        # Over all groups, so that the counts add up to the total, and match the page map.
-        pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
-        timeline = loop.account()
-        drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched, paused = len(self._matched), self.held
-        return Stats(
-            running=loop.planner.room.running,
-            waiting=len(loop.planner.waiting) + matched * paused,
-            in_flight=loop.in_flight,
-            pages_total=sum(pages),
-            **{f"pages_{state}": count for state, count in pages._asdict().items()},
-            preemptions=loop.planner.preemptions,
-            depth=loop.depth,
-            masks=loop.masks.written if loop.masks else 0,
-            drafts=drafts.drafts if drafts else 0,
-            draft_tokens=drafts.draft_tokens if drafts else 0,
-            verified=tuple(drafts.verified.tolist()) if drafts else (),
-            accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.masks.ns if loop.masks else 0,
-            device_allocations=self._device.allocations() - self._allocations,
-            grammars_waiting=self._compiler.waiting + matched * (not paused),
-            **self._compiler.totals(),
-            **(loop.transfers.totals() if loop.transfers else {}),
-            generation_tokens=loop.generation_tokens,
-            **vars(counters),
-            **timeline.totals(),
-        )
+        matched, held = len(self._matched), self.held
+        grammars = self._compiler.report(ready=0 if held else matched)
+        allocations = self._device.allocations() - self._allocations
+        return collect(self.loop, matched if held else 0, grammars, allocations)
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         return self.loop.records.after(step, since)
@@ -244,7 +220,7 @@ class EngineCore:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
     def page_events(self) -> PageEvents | None:
-        index, adapters = self.loop.planner.index, self.loop.adapters
+        index, adapters = self.loop.planner.index, self.loop.parts.adapters
         if index is not None:
             index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
         return index.events if index else None
@@ -256,8 +232,7 @@ class EngineCore:
             self._changes.close()
         if self._watchdog:
             self._watchdog.stop()
-        if self.loop.masks is not None:
-            self.loop.masks.close()
+        self.loop.close()
         self._tiers.close()
         self.updates.close()  # last: files being read take time
         self._device.close()
@@ -375,8 +350,8 @@ def _build_on(
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
             loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
-        if loop.masks is not None and device.caps.real_time:
-            loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.caps.polled)
+        if loop.parts.masks is not None and device.caps.real_time:
+            loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=device.caps.polled)
         tiers.attach(loop)
     except BaseException:
         core.close()
@@ -447,8 +422,8 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
             key += 1
         while loop.has_work():
             loop.turn()
-    if loop.transfers is not None:
-        loop.transfers.warm_up()
+    if loop.parts.transfers is not None:
+        loop.parts.transfers.warm_up()
     for pool in loop.pools:
         pool.forget()
 

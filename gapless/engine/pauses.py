@@ -61,13 +61,8 @@ class Pauses:
 
     def _frozen_turn(self) -> Turn:
         """Observe the steps in flight, and launch none; without any, answer and wait for the bell."""
-        loop, settled = self._loop, []
-        while loop.flights:  # the watchdog watches until they have ended
-            for flight in loop.observe(launched=False):
-                tokens = loop.commit(flight)
-                if len(tokens.keys) or tokens.logprobs is not None:
-                    settled.append(tokens)
-                loop.retire(flight)
+        loop = self._loop
+        settled = loop.drain()  # the watchdog watches until they have ended
         loop.frozen = True
         if not (self.rested() or settled) and loop.bell.wait(WAIT_SECONDS):
             loop.bell.clear()

@@ -94,7 +94,7 @@ class EngineTiers:
 
     def attach(self, loop: Loop) -> None:
         """Open the tiers and attach them to the loop's host tier. Raises ConfigError."""
-        transfers = loop.transfers
+        transfers = loop.parts.transfers
         if transfers is None or not self.kinds:
             return
 

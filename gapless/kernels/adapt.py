@@ -29,28 +29,6 @@ class AdapterPart(NamedTuple):
         return self.up.shape[1]
 
 
-class Shrunk(NamedTuple):
-    """The first half of the adapters' terms in a product."""
-
-    inner: Tensor
-    """[shares, rows, projections * rank] float32: parts of x @ down.T, undefined in rows of slot 0"""
-    slots: Tensor
-    """int64 [rows]"""
-    part: AdapterPart
-
-
-class Joint(NamedTuple):
-    """A product without its adapter terms, with their first half for every slot."""
-
-    product: Tensor
-    """[rows, out]"""
-    inner: Tensor
-    """[rows, slots, projections * rank]"""
-    slots: Tensor
-    """int64 [rows]"""
-    part: AdapterPart
-
-
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
     """See `Kernels.adapt`. Rows of slot 0 get zeros added."""
     for first in range(0, len(x), GATHERED_TOKENS):

@@ -11,13 +11,14 @@ from gapless.kernels.attention_triton import triton_decode_attention, triton_pre
 from gapless.kernels.begin_triton import begin_decode
 from gapless.kernels.cut_triton import cut
 from gapless.kernels.drafts_triton import accept, look_up
-from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
+from gapless.kernels.few_rows import FEW_ADAPTED_ROWS, FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.invariant_attention_triton import triton_invariant_decode, triton_invariant_prefill
 from gapless.kernels.invariant_linear_triton import InvariantLinear
 from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.masks_triton import mask, reply
+from gapless.kernels.matrix import DENSE
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.pages_triton import triton_copy_pages
@@ -29,7 +30,7 @@ from gapless.kernels.suffixes_triton import recall, remember
 
 TRITON_KERNELS = Kernels(
     name="triton",
-    linear=TorchLinear,
+    products={DENSE.name: TorchLinear},
     rms_norm=triton_rms_norm,
     add_rms_norm=triton_add_rms_norm,
     rope_and_write=unpack.rope_and_write(triton_rope_and_write),
@@ -54,10 +55,12 @@ TRITON_KERNELS = Kernels(
     stores_on_host=True,
     ahead=ahead,
 )
-HALF_KERNELS = TRITON_KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, joined_rows=JOINED_ROWS)
+HALF_KERNELS = TRITON_KERNELS._replace(
+    products={DENSE.name: FewRowsLinear}, ways=(FEW_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS)
+)
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = TRITON_KERNELS._replace(
-    linear=InvariantLinear,
+    products={DENSE.name: InvariantLinear},
     decode_attention=unpack.decode_attention(triton_invariant_decode),
     prefill_attention=unpack.prefill_attention(triton_invariant_prefill),
 )

@@ -1,20 +1,23 @@
-"""A decoder layer for a batch of few rows on CUDA: the seam's `FusedRows` as operators of torch."""
+"""Decoder layers of few rows of one token each on CUDA: `LayerOps` by operators of torch that fuse."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, Shrunk
+from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
-from gapless.kernels.attention_triton import rotated_decode
+from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
 from gapless.kernels.few_rows_triton import MOST_FEW_ROWS, MOST_FEW_WEIGHT, launch
 from gapless.kernels.library_triton import operator
-from gapless.kernels.linear import TorchLinear, weights
-from gapless.kernels.seam import AdaptedRows, FusedRows, Linear
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.linear import TorchLinear
+from gapless.kernels.matrix import Linear
+from gapless.kernels.norm_triton import triton_rms_norm
+from gapless.kernels.rope_triton import triton_rope_and_write
+from gapless.kernels.seam import FastWay, LayerProduct
+from gapless.kernels.views import KV, LayerRows, Rotation
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
@@ -62,6 +65,23 @@ triton_one_row_linear = operator(one_row_linear, "out")
 triton_rotated_decode = operator(rotated_decode, "cache")
 
 
+def weights(linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a product that this way serves."""
+    assert isinstance(linear, TorchLinear)
+    return linear.weight, linear.bias
+
+
+def rotate_and_attend(qkv: Tensor, rotation: Rotation, kv: KV, rows: LayerRows, *adapted: Tensor) -> Tensor:
+    """Do `LayerOps.attend` of qkv [T, Q + 2K, D] in two launches, for rows that may read what others write.
+
+    adapted: see `rope_triton.rope_and_write`."""
+    (qk_norm, eps, table), (positions, slots), batch = rotation, *rows[:2]
+    triton_rope_and_write(qkv, qk_norm, eps, positions, table, slots, kv.cache, kv.layer, *adapted)
+    q, scale = qkv[:, : -2 * kv.cache.shape[4]], kv.cache.shape[5] ** -0.5
+    found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, scale)
+    return found
+
+
 class FewRowsLinear(TorchLinear):
     """Torch's product, except for one row, which has a kernel of its own."""
 
@@ -73,48 +93,105 @@ class FewRowsLinear(TorchLinear):
         return out
 
 
-def _serves(linear: Linear) -> bool:
-    return weights(linear)[0].numel() <= MOST_FEW_WEIGHT
+def most_rows(products: Sequence[LayerProduct]) -> int:
+    """Return the most rows of a model of these products that are faster here. One row always is, by plain weights: they
+    are read as fast, in fewer launches."""
+    weights = [plain.weight for plain, _ in products if isinstance(plain, TorchLinear)]
+    if len(weights) < len(products):
+        return 0
+    return MOST_FEW_ROWS if all(weight.numel() <= MOST_FEW_WEIGHT for weight in weights) else 1
 
 
-def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    found: Tensor = triton_normed_linear(x, norm, eps, *weights(linear), gated)
-    return found
+class FewRowsOps:
+    """Implements `LayerOps` in few launches: a product norms its own input. For few rows the result is the same from
+    one power of two to the next. `y` is the weight of a norm that is not done yet."""
+
+    def __init__(self, x: Tensor, rows: LayerRows, eps: float) -> None:
+        self.x, self.rows, self.eps = x, rows, eps
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def product(self, y: Tensor, product: LayerProduct) -> Tensor:
+        found: Tensor = triton_normed_linear(self.x, y, self.eps, *weights(product.linear), False)
+        return found
+
+    def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
+        (qk_norm, eps, table), kv, (positions, slots), batch = rotation, self.rows.kv(layer), *self.rows[:2]
+        dim = kv.cache.shape[5]
+        qkv = qkv.view(len(qkv), -1, dim)
+        if not self.rows.apart:
+            return rotate_and_attend(qkv, rotation, kv, self.rows)
+        found: Tensor = triton_rotated_decode(
+            qkv, qk_norm, eps, positions, table, slots, *kv, batch.rows, batch.kv_lens, dim**-0.5
+        )
+        return found
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        triton_linear_add(self.x, y, *weights(product.linear))
+        return norm
+
+    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
+        found: Tensor = triton_normed_linear(self.x, y, self.eps, *weights(product.linear), True)
+        return found
+
+    def end(self, y: Tensor) -> Tensor:
+        found: Tensor = triton_rms_norm(self.x, y, self.eps)
+        return found
 
 
-def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
-    triton_linear_add(x, y, *weights(linear))
+class AdaptedOps(FewRowsOps):
+    """Operations of few rows, some with adapters. The next norm adds what adapters give to x."""
+
+    def __init__(self, x: Tensor, rows: LayerRows, eps: float) -> None:
+        self._x = x
+        self.rows, self.eps = rows, eps
+        self.left: tuple[Tensor, Tensor] | None = None
+        """The first half of the terms that x lacks (float32 [shares, T, rank]), and the tables of their second half"""
+        self._last: Tensor | None = None
+
+    @property
+    def x(self) -> Tensor:  # type: ignore[override]
+        if self.left is not None and self._last is not None:
+            self._normed(self._last, None)
+        return self._x
+
+    def _normed(self, weight: Tensor, part: AdapterPart | None) -> tuple[Tensor, Tensor]:
+        """Complete x. Return its norm, and the first half [T, lines] of `part`'s terms for a product of it."""
+        before, up = self.left or (None, None)
+        down, projections = (None, 0) if part is None else (part.down, len(part.ends))
+        changed, y, inner = triton_adapted_norm(
+            self._x, before, up, self.rows.adapters, weight, self.eps, down, projections
+        )
+        if self.left is not None:
+            self._x, self.left = changed, None
+        return y, inner
+
+    def _product(self, weight: Tensor, product: LayerProduct, gated: bool) -> Tensor:
+        part = product.part
+        assert part is not None
+        y, inner = self._normed(weight, part)
+        found: Tensor = triton_adapted_linear(
+            y, *weights(product.linear), gated, inner, self.rows.adapters, part.up, list(part.ends)
+        )
+        return found
+
+    def product(self, y: Tensor, product: LayerProduct) -> Tensor:
+        return self._product(y, product, False)
+
+    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
+        return self._product(y, product, True)
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        part = product.part
+        assert part is not None
+        inner = triton_adapted_linear_add(self._x, y, *weights(product.linear), self.rows.adapters, part.down)
+        self.left, self._last = (inner, part.up), norm
+        return norm
+
+    def end(self, y: Tensor) -> Tensor:
+        return self._normed(y, None)[0]
 
 
-def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
-    qk_norm, eps, table = rotation
-    found: Tensor = triton_rotated_decode(
-        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, *kv, batch.rows, batch.kv_lens, scale
-    )
-    return found
-
-
-def _norm(
-    x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
-) -> tuple[Tensor, Tensor, Shrunk | None]:
-    before, up = (None, None) if added is None else (added.inner, added.part.up)
-    down, projections = (None, 0) if part is None else (part.down, len(part.ends))
-    changed, y, inner = triton_adapted_norm(x, before, up, slots, norm, eps, down, projections)
-    return x if added is None else changed, y, None if part is None else Shrunk(inner[None], slots, part)
-
-
-def _adapted(gated: bool, x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    inner, slots, part = added
-    found: Tensor = triton_adapted_linear(x, *weights(linear), gated, inner[0], slots, part.up, list(part.ends))
-    return found
-
-
-def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    inner = triton_adapted_linear_add(x, y, *weights(linear), slots, part.down)
-    return Shrunk(inner, slots, part)
-
-
-ADAPTED_ROWS = AdaptedRows(_norm, partial(_adapted, False), partial(_adapted, True), _adapted_add)
-FEW_ROWS = FusedRows(
-    MOST_FEW_ROWS, _serves, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
-)
+FEW_ROWS = FastWay(FewRowsOps, most_rows)
+FEW_ADAPTED_ROWS = FastWay(AdaptedOps, most_rows, adapts=True)

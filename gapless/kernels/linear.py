@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from gapless.kernels.seam import Linear
-
 SIZES_A_DOUBLING = 4
 """Row counts between a power of two and the next that oneDNN sees. It keeps a quarter to half a megabyte for each of
 them and each shape of a weight: without padding, short streams on the demo took a gigabyte."""
@@ -54,31 +52,6 @@ def filled_up(rows: int) -> int:
     """Round up to a power of two, or to one of the SIZES_A_DOUBLING numbers from there to the next."""
     step = max(1, (1 << (rows - 1).bit_length()) // (2 * SIZES_A_DOUBLING))
     return -(-rows // step) * step
-
-
-def weights(layer: Linear) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer for products other than torch's."""
-    assert isinstance(layer, TorchLinear)
-    return layer.weight, layer.bias
-
-
-def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Replace a layer's weight by one of the same shape, from any device, in the memory known to graphs."""
-    if isinstance(layer, TorchLinear) and not layer.packed:
-        layer.weight.copy_(weight)
-        if layer.bias is not None and bias is not None:
-            layer.bias.copy_(bias)
-    else:
-        _take_over(layer, type(layer)(weight, bias))  # type: ignore[call-arg]
-
-
-def _take_over(layer: object, other: object) -> None:
-    """Copy the tensors of `other` into the memory of `layer`."""
-    for name, found in vars(other).items():
-        if isinstance(found, Tensor):
-            getattr(layer, name).copy_(found)
-        elif hasattr(found, "weight"):
-            _take_over(getattr(layer, name), found)
 
 
 NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")

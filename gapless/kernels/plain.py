@@ -12,7 +12,6 @@ from torch.nn.functional import pad, silu
 from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
-from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
@@ -159,6 +158,6 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", TorchLinear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
+    "torch", {}, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
     finish, score, accept, look_up,
 )  # fmt: skip

@@ -8,31 +8,22 @@ directly, None marks a missing operation, and `_replace` makes a variant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, Joint, Shrunk, adapt
+from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
 from gapless.kernels.masks import mask, reply
+from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import KV, Counts, Filters, Recall, Rotation, RowBatch, TokenBatch
-
-
-class Linear(Protocol):
-    """x [T, in] -> x @ weight.T + bias [T, out], with the weight in the layout its device likes best.
-
-    The result is written to `out` (contiguous) if given, and returned. An implementation that can also return the
-    weight's rows `ids` int64 [T] has a method `rows(ids) -> [T, in]`.
-    """
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
+from gapless.kernels.views import KV, Counts, Filters, LayerRows, Recall, Rotation, RowBatch, TokenBatch
 
 
 class DecodeBatch(NamedTuple):
@@ -65,61 +56,62 @@ class MixedBatch(NamedTuple):
     slots: Tensor
 
 
-class AdaptedRows(NamedTuple):
-    """A decoder layer of rows, some with adapters, whose terms are computed in kernels that run anyway."""
+class LayerProduct(NamedTuple):
+    """A product of a layer, with the tables of its adapters."""
 
-    norm: Callable[
-        [Tensor, Shrunk | None, Tensor, float, Tensor, AdapterPart | None], tuple[Tensor, Tensor, Shrunk | None]
-    ]
-    """(x [B, H], added, norm [H], eps, slots int64 [B], part) -> x with the second half of `added`, rounded to x's
-    dtype; its rms_norm; and the first half of `part` for a product of the norm, if any"""
-    linear: Callable[[Tensor, Shrunk, Linear], Tensor]
-    """(x [B, H], added, linear) -> linear(x) and the second half of `added` [B, out]"""
-    silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
-    """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
-    """(x [B, out], y [B, in], linear, slots, part): x += linear(y) in place, rounded to x's dtype; returns the first
-    half of `part`'s terms"""
+    linear: Linear
+    part: AdapterPart | None = None
 
 
-class FusedRows(NamedTuple):
-    """A decoder layer for a batch of rows of one token each, in as few launches as possible.
+class LayerOps(Protocol):
+    """The operations on T rows of a step. Made for one forward, around its residual stream.
 
-    A row's result may depend on the number of rows, and in attention on all lengths; not on other rows' contents. For
-    few rows it is the same from one power of two to the next.
+    `y` below is what `norm` or `add` returned: rows [T, H] whose norm may not be done yet.
     """
 
-    most: int
-    """Most rows of this faster way"""
-    serves: Callable[[Linear], bool]
-    """Whether it computes this linear layer, and fast. A single row of few takes this way in any case."""
-    linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x [B, H], norm [H], eps, linear) -> linear(rms_norm) [B, out]"""
-    silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x, norm, eps, linear of 2I) -> silu_mul(linear(rms_norm)) [B, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear], None]
-    """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
-    decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
-    `decode_attention`. Overwrites qkv."""
-    adapted: AdaptedRows
-    """The form of such a layer for rows with adapters"""
+    @property
+    def x(self) -> Tensor:
+        """The residual stream [T, H]: the rows given plus every added product, each sum rounded to their dtype."""
+        ...
+
+    def norm(self, weight: Tensor) -> Any:
+        """Norm x for the first product."""
+        ...
+
+    def product(self, y: Any, product: LayerProduct) -> Any:
+        """Return the product of normed rows with the terms of their adapters, for `attend`: queries, keys, values."""
+        ...
+
+    def attend(self, qkv: Any, rotation: Rotation, layer: int) -> Tensor:
+        """Rotate queries and keys, write keys and values of a layer, and return the attention [T, Q * D]."""
+        ...
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Any:
+        """Add the product of y [T, in] to x in place, with the terms of adapters, and norm the sum."""
+        ...
+
+    def gated(self, y: Any, product: LayerProduct) -> Tensor:
+        """Return silu(left half) * right half of the product [T, 2I] of normed rows, with the terms of their adapters:
+        [T, I]."""
+        ...
+
+    def end(self, y: Any) -> Tensor:
+        """Return normed rows [T, H]."""
+        ...
 
 
-class JoinedRows(NamedTuple):
-    """A decoder layer of rows of one token each, some with adapters: the matrices of all adapters are stored
-    below the model's, so that the products include the adapters' first half."""
+class FastWay(NamedTuple):
+    """A faster way through the layers of decode steps, for rows of one token each.
 
-    most: int
-    """Most rows of this faster way"""
-    linear: Callable[[Tensor, Linear, Tensor, AdapterPart], Joint]
-    """(x [B, in], linear, slots int64 [B], part), with `down` stored below the matrix"""
-    decode: Callable[[Joint, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """`FusedRows.decode` of the sum, also if rows read other rows' writes"""
-    silu_mul: Callable[[Joint], Tensor]
-    """`Kernels.silu_mul` of the sum"""
-    add_rms_norm: Callable[[Tensor, Joint, Tensor, float], Tensor]
-    """`Kernels.add_rms_norm` of x, the sum, weight and eps"""
+    A row's result may depend on the number of rows, and in attention on all lengths; not on other rows' contents.
+    """
+
+    make: Callable[[Tensor, LayerRows, float], LayerOps]
+    """(x, rows, eps of the norms)"""
+    most: Callable[[Sequence[LayerProduct]], int]
+    """Returns the most rows that a model of these products runs this way, 0 for none"""
+    adapts: bool = False
+    """Whether it serves steps with adapters, or only steps without"""
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:
@@ -132,8 +124,8 @@ class Kernels(NamedTuple):
 
     name: str
     """torch, triton or native"""
-    linear: Callable[[Tensor, Tensor | None], Linear]
-    """(weight [out, in], bias [out] or None)"""
+    products: Mapping[str, Callable[..., Linear]]
+    """The products by weights of some layouts, by name; see `matrix.WeightLayout.product`, which serves the others"""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [T, H], weight [H], eps) -> [T, H], computed in float32"""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -246,10 +238,13 @@ class Kernels(NamedTuple):
     defined in `pages`. On a GPU src or dst is pinned host memory; sums is on the copying device."""
     stores_on_host: bool = False
     """Whether `finish`, `score`, `mask` and `reply` on a device can write and read pinned host memory."""
-    few_rows: FusedRows | None = None
-    """A faster way for batches of few rows. None: they run as any other."""
-    joined_rows: JoinedRows | None = None
-    """A faster way for decode batches with adapters. None: they run as any other."""
+    ways: tuple[FastWay, ...] = ()
+    """Faster ways through layers: the first one that takes a step's rows serves, else `layers.SeparateOps`."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
     """A context whose programs only compile their kernels, in parallel, finished at its end. None: there is nothing to
     compile."""
+
+    def linear(self, matrix: Matrix) -> Linear:
+        """Make the product by a weight."""
+        product: Callable[..., Linear] = self.products.get(matrix.layout.name, matrix.layout.product)
+        return product(*matrix.tensors, matrix.bias)

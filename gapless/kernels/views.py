@@ -65,6 +65,23 @@ class Rotation(NamedTuple):
     """[max_len, D] float32, cosines left and sines right; positions past its end read its last row"""
 
 
+class LayerRows(NamedTuple):
+    """The rows of a forward, and the KV memory that they read and write."""
+
+    tokens: TokenBatch
+    batch: RowBatch
+    cache: Tensor
+    """See `KV`"""
+    page_table: Tensor
+    adapters: Tensor | None = None
+    """int64 [T] slot of each token's adapter, 0 for none; None if no row has one"""
+    apart: bool = True
+    """Whether no row reads what another one of the batch writes"""
+
+    def kv(self, layer: int) -> KV:
+        return KV(self.cache, layer, self.page_table)
+
+
 class Counts(NamedTuple):
     """Sizes of a packet's sections, which fix their offsets, and of its batch."""
 

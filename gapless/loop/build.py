@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
+from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
+from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.loop.parts import Parts
+from gapless.loop.requests import Unserved
+from gapless.loop.steplog import StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -101,6 +106,7 @@ def build_loop(
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
     host: HostSizes | None = None,
+    parts: tuple[Part, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
@@ -170,7 +176,13 @@ def build_loop(
         source = TierSource(tier, index, pools, host.least_tokens)
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
     planner = Planner(limits, pools, rows, ledger, index, source)
-    return Loop(device, launcher, planner, pools, rows, ledger, steps, chunk_limit, masks, loader, transfers)
+    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    unserved = Unserved(adapters=loader is not None, masks=masks is not None)
+    every: list[Part | None] = [unserved, loader, transfers, masks]
+    every += [DraftLearner(gate, steps) if gate else None]
+    every += [ChunkLearner(chunk_limit, log) if chunk_limit else None, *parts]
+    made = Parts(tuple(part for part in every if part), loader, transfers, masks)
+    return Loop(device, launcher, planner, rows, steps, log, made)
 
 
 def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:

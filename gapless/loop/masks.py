@@ -16,14 +16,18 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, TokenTexts
+from gapless.base.part import Part
+from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, StepPlan, TokenTexts
 from gapless.device import Device, Fence
+from gapless.loop.records import MaskCounts
 from gapless.memory.rows import RowTable
+from gapless.step.launcher import Flight
 from gapless.step.mail import IN_ORDER, Mail, tag_of
 
 log = logging.getLogger("gapless.loop")
@@ -32,6 +36,7 @@ NO_TAG = -(2**62)
 """Tag of a row without a Python matcher"""
 NARROW = 16
 """Most tokens of a mask that are compared for a common text"""
+NONE_FAILED: list[tuple[int, RequestError]] = []
 LATE_SECONDS = 10.0
 """Longest time of a matcher for one token."""
 MOST_NS = 1_000_000_000
@@ -75,7 +80,7 @@ class Waits:
         return rows[self._waited[rows] > LATE_SECONDS * 1e9]
 
 
-class Masks:
+class Masks(Part):
     """The matchers of all requests. The loop's thread calls the methods, the attendant runs the queued work."""
 
     def __init__(self, device: Device, mail: Mail, rows: RowTable) -> None:
@@ -103,25 +108,24 @@ class Masks:
         """The attendant's: tokens for the copies of these rows' matchers"""
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
-        self._written = self._ns = 0
+        self._counts = MaskCounts()
         self._began = 0
         """Start of the matcher that the attendant runs; 0: none"""
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._natives
 
-    @property
-    def written(self) -> int:
-        return self._written + (self.threads.written if self.threads else 0)
+    def report(self) -> MaskCounts:
+        """Return the counts of the attendant and of the threads."""
+        counts, threads = self._counts, self.threads
+        return MaskCounts(counts.written + threads.written, counts.ns + threads.ns) if threads else replace(counts)
 
-    @property
-    def ns(self) -> int:
-        """Total time from reading the mail to posting each mask."""
-        return self._ns + (self.threads.ns if self.threads else 0)
-
-    def check(self, request: Request) -> None:
+    def check(self, request: Request) -> Request:
         """Raise RequestError if the masks of this request's matcher cannot be made."""
         matcher, name = request.matcher, request.params.masked_by
+        if not name:
+            assert matcher is None, "a matcher that was not asked for"
+            return request
         why = "it came without a matcher" if matcher is None else ""
         # The steps of a CPU read the mail without barriers of their own.
         caps = self._device.caps
@@ -130,9 +134,18 @@ class Masks:
             why = f"on {platform.machine()} they need a GPU, and a C++ compiler at the engine's start"
         if why:
             raise RequestError(f"{name}: {why}; leave it out", name)
+        return request
 
     def begin(self, request: Request) -> None:
         """Take over a request's fresh matcher."""
+        if name := request.params.masked_by:
+            try:
+                self._take_over(request)
+            except Exception as error:
+                text = f"{name}: its matcher could not be taken over: {type(error).__name__}: {error}"
+                raise RequestError(text, name) from error
+
+    def _take_over(self, request: Request) -> None:
         matcher, drafts = request.matcher, min(self.mail.drafts, request.most_drafts)
         if self.threads and (native := _as_native(matcher)) is not None:
             if (texts := native.texts) is not None and texts is not self._texts:
@@ -145,7 +158,12 @@ class Masks:
         else:
             self._rows[request.key] = MaskedRow(request, drafts)
 
-    def admit(self, key: int, slot: int, generation: int, tokens: Int32s) -> None:
+    def admit(self, plan: StepPlan) -> None:
+        for row, generation, key, *_ in plan.admissions:
+            if key in self:
+                self.give_row(key, row, generation, self._table.settled(row))
+
+    def give_row(self, key: int, slot: int, generation: int, tokens: Int32s) -> None:
         """Give the request the row `slot` in this generation; `tokens` are all its tokens so far."""
         if key in self._natives:
             self.threads.admit(key, slot, generation, tokens)
@@ -155,8 +173,12 @@ class Masks:
             self.threads.give_slot(slot, key)
         self._leave(lambda: self.admitted(row, slot, generation, tokens))
 
-    def follow(self, step: Fence) -> None:
+    def launched(self, flight: Flight) -> None:
         """Answer the tokens of a launched step once it has ended."""
+        if flight.decision.key.mask:
+            self._follow_step(flight.ended)
+
+    def _follow_step(self, step: Fence) -> None:
         if self._natives and self.threads.polls:
             self.threads.ring()
         if self._rows or (self._natives and not self.threads.polls):
@@ -177,8 +199,8 @@ class Masks:
         if self.threads and not self.threads.polls:
             self.threads.ring()
 
-    def end(self, key: int) -> None:
-        """End a request. Unknown keys are ignored."""
+    def end(self, request: Request) -> None:
+        key = request.key
         if self._natives.pop(key, None) is not None:
             self.threads.end(key)
         elif (row := self._rows.pop(key, None)) is not None:
@@ -189,13 +211,10 @@ class Masks:
         if self.threads:
             self.threads.close()
 
-    @property
-    def failed(self) -> bool:
-        """Whether a matcher has failed since the last `take_failed`."""
-        return bool(self._failed) or (self.threads is not None and self.threads.failed)
-
-    def take_failed(self) -> list[tuple[int, RequestError]]:
-        """Return requests whose matchers failed since the last call, for the loop to end."""
+    def failed(self) -> list[tuple[int, RequestError]]:
+        """Return requests whose matchers failed since the last call."""
+        if not (self._failed or (self.threads and self.threads.failed)):
+            return NONE_FAILED
         failed = [self._failed.popleft() for _ in range(len(self._failed))]
         for key, reason in self.threads.take_failures() if self.threads else ():
             if key in self._natives:
@@ -244,8 +263,8 @@ class Masks:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
             self._post(row)
-            self._written += 1
-            self._ns += time.monotonic_ns() - since
+            self._counts.written += 1
+            self._counts.ns += time.monotonic_ns() - since
         except BaseException as error:
             self._fail(row, error)
             return

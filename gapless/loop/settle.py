@@ -7,11 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gapless.base.part import Hooks
 from gapless.base.records import NO_TOKEN, Chunk, Flag, Int32s, Int64s, StepLogprobs, StepPlan
+from gapless.loop.steplog import StepLog
 from gapless.memory.rows import NO_REQUEST, RowTable
+from gapless.plan.planner import Planner
+from gapless.step.launcher import Flight, Launcher
 from gapless.step.logprobs import LogprobLines
+from gapless.step.packet import step_word
 
-_ERROR = int(Flag.ERROR)
+# Plain integers: reading a member of an enumeration costs as much as an array operation.
+_LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT), int(Flag.HELD)
 
 
 class Lines(NamedTuple):
@@ -56,3 +62,60 @@ def with_failures(lines: Lines, failed: Int64s) -> Lines:
     none = np.full((len(failed), *tokens.shape[1:]), NO_TOKEN, np.int32)
     errors = np.full(len(failed), _ERROR, np.int32)
     return Lines(np.concatenate((rows, failed)), np.concatenate((tokens, none)), np.concatenate((flags, errors)))
+
+
+class Settled(NamedTuple):
+    """An observed step."""
+
+    every: Lines
+    """Lines of all live requests; their tokens [N, W] have marks for parts after a step's places."""
+    kept: Lines
+    """Lines of the requests whose state the step changed."""
+    some_flag: bool
+    """Whether some flag of `kept` is not LIVE."""
+    logprobs: StepLogprobs | None
+
+
+class Settler:
+    """Reads observed steps, and leaves out lines of requests that have left."""
+
+    def __init__(self, launcher: Launcher, planner: Planner, rows: RowTable, hooks: Hooks, log: StepLog) -> None:
+        self._launcher, self._planner, self._rows, self._hooks, self._log = launcher, planner, rows, hooks, log
+        self._marked = launcher.gate is not None
+
+    def read(self, flight: Flight) -> Settled:
+        """Return the lines of a step, and hand the held rows to the parts."""
+        every, some_flag = self._lines(flight)
+        rows, tokens, flags = every
+        one = tokens.shape[1] == 1 or (self._marked and flight.batch.places == 1)
+        kept = Lines(rows, tokens[:, 0] if one else tokens, flags)
+        if some_flag and len(held := rows[flags == _HELD]):
+            self._log.held(len(held), in_vain=len(held) == len(flags) and not flight.plan.chunks)
+            for part in self._hooks.held:
+                part.held(held)
+            kept = Lines(*(column[flags != _HELD] for column in kept))
+        if flight.decision.logprobs is None:
+            return Settled(every, kept, some_flag, None)
+        scores = self._launcher.read_logprobs(flight)
+        logprobs, failed = settle(scores, flight.plan, self._rows, self._planner.score)
+        if len(failed):
+            return Settled(every, with_failures(kept, failed), True, logprobs)
+        return Settled(every, kept, some_flag, logprobs)
+
+    def _lines(self, flight: Flight) -> tuple[Lines, bool]:
+        """Return a step's lines, tokens [N, W], of requests still on their rows, and whether some flag is not LIVE."""
+        out = self._launcher.read(flight)
+        plan, table = flight.plan, self._rows
+        assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
+        # Kept tokens must be copied: the views end with the outbox slot. A copy is also faster to work with.
+        tokens, flags = out.tokens.copy(), out.flags
+        # `take` and `count_nonzero` take a third of the time of indexing and `any` for few rows.
+        some_flag = bool(np.count_nonzero(flags))
+        if not some_flag and self._planner.repeats(plan) and out.generations.tobytes() == flight.decoded.generations:
+            # While the decode set is unchanged, no row has left; the lines are in its order.
+            return Lines(flight.decoded.rows, tokens, flags.copy()), False
+        rows = out.rows.astype(np.int64)
+        same = table.generation.take(rows) == out.generations
+        self._log.counters.dropped_identity += len(rows) - int(np.count_nonzero(same))
+        live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
+        return Lines(rows[live], tokens[live], flags[live]), some_flag

@@ -6,40 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
+from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
-from gapless.offload.transfers import Transfers
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
 
+Copies = tuple[int, int, int, int]
+
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
-
-
-class Counters:
-    """Counters of the loop. They only grow."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.admitted_tokens = 0
-        self.admitted_cached = 0
-        self.admitted_loaded = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.declined_depth = 0
-        self.declined_ring = 0
-        self.declined_capture = 0
-        self.declined_queue = 0
-        self.captures_refused = 0
-        self.graph_steps = 0
-        self.graph_misses = 0
-        self.chained_steps = 0
-        self.dropped_identity = 0
-        self.held_rows = 0
-        self.over_itl_rows = 0
-        self.over_itl_chunk = 0
-        self.over_itl_late = 0
 
 
 class Measured(NamedTuple):
@@ -50,16 +25,21 @@ class Measured(NamedTuple):
     device: int
     held: float
     """Share of its decode rows that were held"""
+    scores: bool
+    """Whether it scored prompt tokens, which takes longer."""
 
 
 class StepLog:
     """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], copies: Callable[[], Copies] = lambda: NO_COPIES) -> None:
+        """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
         self.records = StepRing()
         self.timeline = Timeline()
-        self.counters = Counters()
-        self._clock = clock
+        self.counters = StepCounts()
+        self.forgot = False
+        """Whether the counters were reset: the engine's start has ended."""
+        self._clock, self._copies = clock, copies
         self._accounted = 0
         # Times before the next launch, for its record.
         self._work_at = self._held_by = self._held_until = 0
@@ -85,7 +65,7 @@ class StepLog:
         """Note that the depth limit delays the next launch until this step ends."""
         self._held_by = step
 
-    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...], transfers: Transfers | None = None) -> int:
+    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
         """Record the first step of a visit. Returns the visit's host time up to its packet, ns.
 
         With steps in flight it counts from the end of the last turn, and includes the engine's work between two turns;
@@ -93,12 +73,12 @@ class StepLog:
         """
         records, plan = self.records, flight.plan
         flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
-        copies = transfers.stretches() if transfers is not None else NO_COPIES
         records.begin(
             flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, self._held_by, self._held_until,
-            planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.decision.missed, False,
+            planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
+            flight.decision.missed, False,
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
         return packed_at - (self._left_at if flying else planning_at)
@@ -127,7 +107,7 @@ class StepLog:
 
     def interrupted(self) -> None:
         """Count a wait without an ended step."""
-        self.timeline.wait += self._clock() - self._observing_at
+        self.timeline.host.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
@@ -166,14 +146,13 @@ class StepLog:
         if flight.plan.step == self._held_by:
             self._held_until = on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, self._in_vain)
+        self._in_vain = False
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
-        if self._in_vain:
-            self.timeline.in_vain(end - start)
-            self._in_vain = False
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
-        return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start, min(1.0, held))
+        host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
+        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
 
     def left(self) -> None:
         self._left_at = self._clock()
@@ -189,8 +168,9 @@ class StepLog:
 
     def forget(self) -> None:
         """Reset all counters."""
+        self.forgot = True
         self.records.clear()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self.timeline = Timeline()
         self._accounted = self.records.ended
         self.timeline.begin(self._clock())

@@ -100,10 +100,14 @@ class RowTable:
 
     @property
     def appended(self) -> int:
-        """Total number of appended tokens."""
+        """Number of appended tokens."""
         if self._unwritten:
             self._write()
         return self._appended
+
+    def count_anew(self) -> None:
+        """Count appended tokens from here."""
+        self._appended -= self.appended
 
     def settled(self, row: int) -> Int32s:
         """Return a copy of the row's known tokens."""

@@ -48,7 +48,7 @@ _BEGINNINGS = (None, True, False, "eva", "gaussian", "mica", "orthogonal")
 
 
 class AdapterLayer(NamedTuple):
-    """The tables of a decoder layer, one for each of its products, named as in `dense.Block`."""
+    """The tables of a decoder layer, one for each of its products, named as in `params.Layer`."""
 
     qkv: AdapterPart
     output: AdapterPart
@@ -64,18 +64,18 @@ class AdapterTables:
         self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
         for layer in params.layers:
-            parts = (self._part(name, config, getattr(layer, name).weight) for name in MODULES)
+            parts = (self._part(name, config, getattr(layer, name).tensors[0], params.embedding) for name in MODULES)
             self.layers.append(AdapterLayer(*parts))
 
-    def _part(self, name: str, config: ModelConfig, matrix: Tensor) -> AdapterPart:
+    def _part(self, name: str, config: ModelConfig, matrix: Tensor, like: Tensor) -> AdapterPart:
         width, columns = sizes_of(name, config)
         ends, shape = tuple(accumulate(columns)), (self.count + 1, len(columns) * self.rank, width)
         if self.below:
             strides, end = (shape[1] * width, width, 1), matrix.storage_offset() + matrix.numel()
             down = matrix.as_strided(shape, strides, end).zero_()
         else:
-            down = matrix.new_zeros(shape)
-        return AdapterPart(down, matrix.new_zeros(self.count + 1, self.rank, ends[-1]), ends)
+            down = like.new_zeros(shape)
+        return AdapterPart(down, like.new_zeros(self.count + 1, self.rank, ends[-1]), ends)
 
     def slot(self, slot: int) -> list[Tensor]:
         """Return the parts of one slot, contiguous each."""

@@ -68,6 +68,8 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    layout: str = "dense"
+    """Layout of the weights of layers: dense, or a plug-in's"""
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""

@@ -6,7 +6,7 @@ captured as one graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from typing import Any, NamedTuple, Self
 
@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from gapless.kernels import plain
-from gapless.kernels.seam import FusedRows, JoinedRows, Kernels, Linear
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.layers import SeparateOps
+from gapless.kernels.matrix import Linear, Matrix, dense
+from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
+from gapless.kernels.views import Rotation
 from gapless.memory.groups import PageGroup
-from gapless.model.adapters import AdapterTables
+from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
-from gapless.model.params import Layer, Matrix, Params
+from gapless.model.params import MODULES, Layer, Params
 from gapless.model.rope import rope_table
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
@@ -34,10 +36,9 @@ class LayerTaps(NamedTuple):
     states: Tensor
     """[T, len(layers) * hidden]"""
 
-    def pass_by(self, layers: int, x: Tensor) -> None:
-        """Copy x [T, hidden], the sum of all before the next norm after this many layers, if it is asked for."""
-        if layers in self.layers:
-            self.states.view(len(x), len(self.layers), -1)[:, self.layers.index(layers)].copy_(x)
+    def copy(self, layers: int, x: Tensor) -> None:
+        """Copy x [T, hidden], the residual stream after this many layers."""
+        self.states.view(len(x), len(self.layers), -1)[:, self.layers.index(layers)].copy_(x)
 
 
 NO_TAPS = LayerTaps((), torch.empty(0))
@@ -47,22 +48,34 @@ class Block(NamedTuple):
     """A decoder layer, ready to run; shapes as in `params.Layer`."""
 
     input_norm: Tensor
-    qkv: Linear
-    qk_norm: Tensor | None
-    output: Linear
+    qkv: LayerProduct
+    rotation: Rotation
+    output: LayerProduct
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: LayerProduct
+    down: LayerProduct
     next_norm: Tensor
     """The norm after the block: the next one's first, or the model's last"""
 
+    @classmethod
+    def of(
+        cls, layer: Layer, next_norm: Tensor, table: Tensor, eps: float, linear: Callable[[Matrix], Linear],
+        parts: AdapterLayer | None = None,
+    ) -> Self:  # fmt: skip
+        """Make the products of a layer, with the tables of their adapters. `table`: see `Rotation`."""
+        products = {name: LayerProduct(linear(getattr(layer, name)), getattr(parts, name, None)) for name in MODULES}
+        rotation = Rotation(layer.qk_norm, eps, table)
+        return cls(layer.input_norm, rotation=rotation, mlp_norm=layer.mlp_norm, next_norm=next_norm, **products)
 
-def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
-    """Put the matrices of a layer into the layout that `linear` likes."""
-    parts: dict[str, Any] = {
-        name: linear(*part) if isinstance(part, Matrix) else part for name, part in layer._asdict().items()
-    }
-    return Block(**parts, next_norm=next_norm)
+    @property
+    def products(self) -> tuple[LayerProduct, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def run(self, ops: LayerOps, y: Any, layer: int) -> Any:
+        """Compute the layer from normed rows `y`; return its sum, normed."""
+        y = ops.attend(ops.product(y, self.qkv), self.rotation, layer)
+        y = ops.add(y, self.output, self.mlp_norm)
+        return ops.add(ops.gated(y, self.gate_up), self.down, self.next_norm)
 
 
 class DenseModel:
@@ -81,15 +94,18 @@ class DenseModel:
         self.first_layer = first_layer
         self.cache_layers = config.layers + spare_layers
         self.kernels = kernels
+        self.rope = rope_table(config, max_model_len, params.embedding.device)
         self.blocks: list[Block] = []
+        parts = iter(() if adapters is None else adapters.layers)
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
-            self.blocks.append(block_of(layer, next_norm, kernels.linear))
-        few = kernels.few_rows
-        # One row is always faster so: its matrices are read as fast, in fewer launches.
-        self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1
-        self.head = kernels.linear(params.head, None)
+            block = Block.of(layer, next_norm, self.rope, config.norm_eps, kernels.linear, next(parts, None))
+            self.blocks.append(block)
+        products = [product for block in self.blocks for product in block.products]
+        self.ways = [(most, way) for way in kernels.ways if (most := way.most(products))]
+        """The faster ways of these products, each with its most rows"""
+        self.head = kernels.linear(dense(params.head))
         # A tied embedding whose head can give its rows needs no memory of its own.
         shared = params.head is params.embedding and hasattr(self.head, "rows")
         self.embedding = None if shared else params.embedding
@@ -98,12 +114,6 @@ class DenseModel:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.adapters = adapters
-        self.joined = kernels.joined_rows if adapters is not None and adapters.below else None
-        self.rope = rope_table(config, max_model_len, params.embedding.device)
-
-    def _linears(self) -> Iterator[Linear]:
-        for block in self.blocks:
-            yield from (block.qkv, block.output, block.gate_up, block.down)
 
     def groups(self) -> tuple[PageGroup, ...]:
         """One page group: every layer reads everything before a token."""
@@ -133,84 +143,30 @@ class DenseModel:
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
-        kernels, eps = self.kernels, self.config.norm_eps
-        x = self.embed(inputs.ids)
+        ops = self.ops(self.embed(inputs.ids), inputs, plan, cache)
+        y = ops.norm(self.blocks[0].input_norm)
+        for i, block in enumerate(self.blocks):
+            y = block.run(ops, y, self.first_layer + i)
+            if i + 1 in taps.layers:
+                taps.copy(i + 1, ops.x)
+        return ops.end(y)
+
+    def ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> LayerOps:
+        """Return the operations of a forward that begins with x [T, hidden], by the fastest way for its rows."""
         if inputs.starts is None:
-            adapted, few, joined = inputs.adapters is not None, kernels.few_rows, self.joined
-            way = self._adapted_rows if adapted else self._fused_rows
-            if few is not None and len(x) <= self.few_most:
-                return way(few, x, inputs, cache, taps)
-            if adapted and joined is not None and len(x) <= joined.most:
-                return self._joined_rows(joined, x, inputs, cache, taps)
-        attention = self._attention(inputs, plan, cache)
-        y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
-        for i, block in enumerate(self.blocks):
-            q, k, v = self._qkv(block, y, inputs, cache, i)
-            y = self._product(inputs, i, "output", attention.forward(q, k, v, self.first_layer + i))
-            y = kernels.add_rms_norm(x, y, block.mlp_norm, eps)
-            y = kernels.silu_mul(self._product(inputs, i, "gate_up", y))
-            y = kernels.add_rms_norm(x, self._product(inputs, i, "down", y), block.next_norm, eps)
-            taps.pass_by(i + 1, x)
-        return y
+            for most, way in self.ways:
+                if len(x) <= most and way.adapts == (inputs.adapters is not None):
+                    return way.make(x, inputs.layer_rows(cache), self.config.norm_eps)
+        return self.separate_ops(x, inputs, plan, cache)
 
-    def _fused_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
-        """Run the forward in fewer launches, for rows of one token each: a product finishes the norm before it."""
-        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
-        decode = fused.decode if inputs.places == 1 else self._decode
-        norm = self.blocks[0].input_norm
-        for i, block in enumerate(self.blocks):
-            qkv = fused.linear(x, norm, eps, block.qkv).view(len(x), -1, config.head_dim)
-            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            fused.linear_add(x, found, block.output)
-            fused.linear_add(x, fused.silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
-            norm = block.next_norm
-            taps.pass_by(i + 1, x)
-        return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
-
-    def _adapted_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
-        """Do `_fused_rows` where rows have adapters: what these add to the residual comes with the norm after it."""
-        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
-        assert inputs.adapters is not None and self.adapters is not None
-        slots, ways, added = inputs.adapters, fused.adapted, None
-        decode = fused.decode if inputs.places == 1 else self._decode
-        for i, (block, parts) in enumerate(zip(self.blocks, self.adapters.layers, strict=False)):
-            x, y, own = ways.norm(x, added, block.input_norm, eps, slots, parts.qkv)
-            taps.pass_by(i, x)
-            assert own is not None
-            qkv = ways.linear(y, own, block.qkv).view(len(x), -1, config.head_dim)
-            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            added = ways.linear_add(x, y, block.output, slots, parts.output)
-            x, y, own = ways.norm(x, added, block.mlp_norm, eps, slots, parts.gate_up)
-            assert own is not None
-            added = ways.linear_add(x, ways.silu_mul(y, own, block.gate_up), block.down, slots, parts.down)
-        x, y, _ = ways.norm(x, added, self.blocks[-1].next_norm, eps, slots, None)
-        taps.pass_by(len(self.blocks), x)
-        return y
-
-    def _joined_rows(self, ways: JoinedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
-        """Do `_adapted_rows` where matrices are large."""
-        config, eps, slots = self.config, self.config.norm_eps, inputs.adapters
-        assert slots is not None and self.adapters is not None
-        y = self.kernels.rms_norm(x, self.blocks[0].input_norm, eps)
-        for i, (block, parts) in enumerate(zip(self.blocks, self.adapters.layers, strict=False)):
-            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            qkv = ways.linear(y, block.qkv, slots, parts.qkv)
-            y = ways.decode(qkv, self._rotation(block), kv, inputs.tokens, inputs.batch, config.head_dim**-0.5)
-            y = ways.add_rms_norm(x, ways.linear(y, block.output, slots, parts.output), block.mlp_norm, eps)
-            y = ways.silu_mul(ways.linear(y, block.gate_up, slots, parts.gate_up))
-            y = ways.add_rms_norm(x, ways.linear(y, block.down, slots, parts.down), block.next_norm, eps)
-            taps.pass_by(i + 1, x)
-        return y
-
-    def _decode(
-        self, qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float
-    ) -> Tensor:
-        """`FusedRows.decode` in two launches, for rows that read what other rows write."""
-        self.kernels.rope_and_write(qkv, rotation, kv, tokens)
-        assert self.kernels.decode_attention is not None
-        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, scale)
+    def separate_ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> SeparateOps:
+        """Return them one by one: the general way."""
+        attention: FusedAttention | PagedAttention
+        if self.kernels.decode_attention is None:
+            attention = PagedAttention(inputs, plan, cache, self.config.heads)
+        else:
+            attention = FusedAttention(self.kernels, inputs, plan, cache)
+        return SeparateOps(x, inputs.layer_rows(cache), self.config.norm_eps, self.kernels, attention.forward)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""
@@ -226,30 +182,3 @@ class DenseModel:
             return embedding(ids, self.embedding)
         rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]
         return rows
-
-    def _product(self, inputs: StepInputs, layer: int, name: str, x: Tensor) -> Tensor:
-        """Return a layer's product of this name, with what the adapters of the rows add to it."""
-        linear: Linear = getattr(self.blocks[layer], name)
-        y = linear(x)
-        if inputs.adapters is not None and self.adapters is not None:
-            self.kernels.adapt(x, y, inputs.adapters, getattr(self.adapters.layers[layer], name))
-        return y
-
-    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> FusedAttention | PagedAttention:
-        if self.kernels.decode_attention is None:
-            return PagedAttention(inputs, plan, cache, self.config.heads)
-        return FusedAttention(self.kernels, inputs, plan, cache)
-
-    def _qkv(
-        self, block: Block, x: Tensor, inputs: StepInputs, cache: KVCache, layer: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [T, heads, head_dim] and keys, and values [T, kv_heads, head_dim]; KV goes to the cache."""
-        config = self.config
-        qkv = self._product(inputs, layer, "qkv", x).view(x.shape[0], -1, config.head_dim)
-        kv = KV(cache.data, self.first_layer + layer, inputs.page_table)
-        self.kernels.rope_and_write(qkv, self._rotation(block), kv, inputs.tokens)
-        q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
-        return q, k, v
-
-    def _rotation(self, block: Block) -> Rotation:
-        return Rotation(block.qk_norm, self.config.norm_eps, self.rope)

@@ -10,6 +10,7 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
+from gapless.kernels.matrix import DENSE
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
@@ -40,7 +41,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
-    below = lines_below(model, count, rank) if adapted and kernels.joined_rows is not None else 0
+    joins = adapted and any(way.adapts for way in kernels.ways) and model.layout == DENSE.name
+    below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None

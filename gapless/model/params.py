@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.kernels.matrix import Matrix, layout_named
 from gapless.model.config import ModelConfig
 
 _DUMMY_BLOCK = 4_194_301
@@ -37,15 +38,6 @@ def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
     return known[name]
 
 
-class Matrix(NamedTuple):
-    """Parameters of a product. Projections of one input are one matrix."""
-
-    weight: Tensor
-    """[outputs, inputs]"""
-    bias: Tensor | None
-    """[outputs]; None where the family has none"""
-
-
 class Layer(NamedTuple):
     """Parameters of a decoder layer; products are named as in MODULES."""
 
@@ -62,7 +54,7 @@ class Layer(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters that there are, in order."""
-        parts = [part if isinstance(part, Matrix) else (part,) for part in self]
+        parts = [part.named().values() if isinstance(part, Matrix) else (part,) for part in self]
         return [tensor for part in parts for tensor in part if tensor is not None]
 
 
@@ -90,12 +82,15 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
     """Uninitialised parameters of one layer; see `allocate`."""
     new = partial(torch.empty, dtype=dtype, device=device)
+    layout = layout_named(config.layout)
 
     def matrix(name: str, biased: bool) -> Matrix:
         depth, outputs = sizes_of(name, config)
         columns, lines = sum(outputs), sum(outputs) + below * len(outputs)
         bias = torch.zeros(lines, dtype=dtype, device=device)[:columns] if biased else None
-        return Matrix(new(lines, depth)[:columns], bias)
+        kinds = layout.tensors.values()
+        stored = (torch.empty(lines, kind.columns(depth), dtype=kind.dtype or dtype, device=device) for kind in kinds)
+        return Matrix(tuple(tensor[:columns] for tensor in stored), bias, layout)
 
     return Layer(
         input_norm=new(config.hidden_size),
@@ -123,10 +118,9 @@ def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Ten
     found = {"input_layernorm.weight": layer.input_norm, "post_attention_layernorm.weight": layer.mlp_norm}
     for name, (block, modules) in MODULES.items():
         outputs, matrix = list(sizes_of(name, config)[1]), getattr(layer, name)
-        for kind, fused in zip(Matrix._fields, matrix, strict=True):
-            if fused is not None:
-                names = [f"{block}.{module}.{kind}" for module in modules]
-                found |= dict(zip(names, torch.split(fused, outputs), strict=True))
+        for kind, fused in matrix.named().items():
+            names = [f"{block}.{module}.{kind}" for module in modules]
+            found |= dict(zip(names, torch.split(fused, outputs), strict=True))
     if layer.qk_norm is not None:
         found["self_attn.q_norm.weight"] = layer.qk_norm[: config.heads]
         found["self_attn.k_norm.weight"] = layer.qk_norm[config.heads :]

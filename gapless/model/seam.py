@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.kernels.views import RowBatch, TokenBatch
+from gapless.kernels.views import LayerRows, RowBatch, TokenBatch
 from gapless.memory.groups import PageGroup
 
 
@@ -91,15 +91,10 @@ class StepInputs(NamedTuple):
         other = self.others[index - 1]
         return self._replace(slots=other.slots, page_table=other.page_table)
 
-    @property
-    def tokens(self) -> TokenBatch:
-        """Position of each query token, and where its KV goes."""
-        return TokenBatch(self.positions, self.slots)
-
-    @property
-    def batch(self) -> RowBatch:
-        """Lengths and pages of each row, as attention reads them."""
-        return RowBatch(self.rows, self.kv_lens, self.starts)
+    def layer_rows(self, cache: KVCache) -> LayerRows:
+        """Return the rows as layers read them."""
+        tokens, batch = TokenBatch(self.positions, self.slots), RowBatch(self.rows, self.kv_lens, self.starts)
+        return LayerRows(tokens, batch, cache.data, self.page_table, self.adapters, self.places == 1)
 
     @property
     def pages(self) -> Tensor:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.kernels.linear import refill
+from gapless.kernels.matrix import dense, refill
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.fingerprint import digest_of
-from gapless.model.params import Matrix, Params, allocate, slots
+from gapless.model.params import MODULES, Params, allocate, slots
 from gapless.model.weights import load_weights, own_head, tensor_names
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "files")
@@ -60,14 +60,15 @@ def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
     Nothing else may run meanwhile.
     """
     for block, layer in zip(model.blocks, params.layers, strict=True):
-        for name, part in layer._asdict().items():
-            if isinstance(part, Matrix):
-                refill(getattr(block, name), *part)
-            elif part is not None:
-                getattr(block, name).copy_(part)
+        for name in MODULES:
+            refill(getattr(block, name).linear, getattr(layer, name))
+        block.input_norm.copy_(layer.input_norm)
+        block.mlp_norm.copy_(layer.mlp_norm)
+        if block.rotation.qk_norm is not None and layer.qk_norm is not None:
+            block.rotation.qk_norm.copy_(layer.qk_norm)
         yield True
     model.blocks[-1].next_norm.copy_(params.norm)
-    refill(model.head, params.head, None)
+    refill(model.head, dense(params.head))
     if model.embedding is not None:
         model.embedding.copy_(params.embedding)
     yield True

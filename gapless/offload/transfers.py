@@ -11,6 +11,7 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from torch import Tensor
 from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
+from gapless.base.part import Part
 from gapless.base.records import Int64s
 from gapless.base.shared import Bytes, PeerMemory, SharedMemory
 from gapless.device import Device, Fence, Stream
@@ -60,7 +62,7 @@ def slot_bytes(cache: KVCache) -> int:
     return sum(_stride(memory) for memory in (cache.data, *cache.others))
 
 
-class Transfers:
+class Transfers(Part):
     """The host tier's memory, and the running transfers. `poll` never waits."""
 
     def __init__(
@@ -93,10 +95,17 @@ class Transfers:
         observe.built(self)
 
     @property
-    def busy(self) -> bool:
+    def busy(self) -> bool:  # type: ignore[override]
         """Return whether a transfer is running or due, or a tier has news."""
         news = bool(self.host.below.lines) and self.host.below.has_news
         return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
+
+    def before_plan(self) -> None:
+        if not self.host.running:
+            self.take()  # arrived pages may be all that can run
+
+    def rung(self) -> None:
+        self.take()  # arrived pages may be planned beside the steps in flight
 
     def poll(self) -> bool:
         """Take in ended transfers, and begin the next of each direction. Returns the result of `take`."""
@@ -142,17 +151,22 @@ class Transfers:
         came = bool(self.host.below.lines) and self.host.below.poll()
         return came or loaded is not None or stored is not None
 
+    def retired(self, flight: Any, measured: Any) -> None:
+        if not measured.scores:
+            self.host.gate.computed(flight.plan.chunk_tokens, measured.device)
+
     def stretches(self) -> tuple[int, int, int, int]:
         """Return the stretch (from, until) of moves to the device, and then from it, since the last call; zeros for
         none."""
         return *self.bulk_in.stretch(), *self.bulk_out.stretch()
 
-    def totals(self) -> dict[str, Any]:
-        """Return moved and moving amounts, by the names of engine.seam.Stats."""
-        ways = {"read": self.bulk_in, "written": self.bulk_out}
-        moved = {f"tier_{name}_{unit}": getattr(way, unit) for name, way in ways.items() for unit in ("bytes", "ns")}
-        moving = {"tier_loading": self.bulk_in.moving, "tier_storing": self.bulk_out.moving}
-        return {**self.host.totals(), **moved, **moving}
+    def report(self) -> HostCounts:
+        """Return the host tier's counts, with moved and moving amounts."""
+        read, written = self.bulk_in, self.bulk_out
+        return replace(
+            self.host.report(), loading=read.moving, storing=written.moving,
+            read_bytes=read.bytes, read_ns=read.ns, written_bytes=written.bytes, written_ns=written.ns,
+        )  # fmt: skip
 
     def slot(self, group: int, slot: int) -> memoryview:
         """Return the bytes of a slot."""
@@ -162,16 +176,6 @@ class Transfers:
     def stride(self, group: int) -> int:
         """Return the bytes of one slot of a group."""
         return len(self.memory[group]) // self.host.groups[group].size
-
-    def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
-        """Begin new transfers, and wait for one or the bell, at most `seconds` for a tier below; return whether
-        anything ended or was waited for. Called by the loop's observe alone."""
-        if self.wait(bell):
-            return True
-        patience = self.host.below.patience()
-        if patience is not None:
-            bell.wait(min(seconds, patience))
-        return patience is not None
 
     def warm_up(self) -> None:
         """Move null pages there and back, and wait, to load kernels and buffers. The gate starts with their times;
@@ -193,16 +197,16 @@ class Transfers:
             way.bytes = way.ns = 0
             way.stretch()
 
-    def wait(self, bell: Bell) -> bool:
-        """Begin the next transfers, and wait for a running one, a load first, or the bell; return whether anything
-        ended or was waited for. Called by the loop's observe alone."""
-        if self.poll():
-            return True
+    def wait(self, bell: Bell, seconds: float) -> bool:
+        """Wait for a running transfer, a load first, or for a tier below that a request waits for."""
         for way in (self.bulk_in, self.bulk_out):
             if way.underway:
                 way.underway[0].fence.wait(bell)
                 return True
-        return False
+        patience = self.host.below.patience()
+        if patience is not None:
+            bell.wait(min(seconds, patience))
+        return patience is not None
 
 
 class RunningTransfer(NamedTuple):

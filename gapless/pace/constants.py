@@ -20,7 +20,7 @@ class Constant(NamedTuple):
     name: str
     """Several names that share a reason are joined by commas."""
     value: str
-    """As the module spells it"""
+    """The expression in the module"""
     unit: str
     reason: str
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.base.errors import RequestError
+from gapless.base.part import Part
+from gapless.base.records import Request
 from gapless.device import Device, Fence
 from gapless.memory.adapters import AdapterLoad, AdapterSlots
 from gapless.memory.ledger import Clock, Ledger
@@ -35,7 +38,7 @@ class Adapters(NamedTuple):
     """Name -> adapter"""
 
 
-class AdapterLoader:
+class AdapterLoader(Part):
     """The adapters of an engine. A load runs on its own stream: no step waits for it, and it waits for no step.
 
     It writes a slot unused by rows in flight, and rows take the slot after the host has seen the load's fence. Adapters
@@ -80,8 +83,24 @@ class AdapterLoader:
             self._nameless.remove(digest)
             del self.contents[digest], self._leases[digest]
 
-    def poll(self) -> None:
-        """Note an ended load, and begin the next one. Never waits."""
+    def check(self, request: Request) -> Request:
+        """Return the request with its adapter's digest in place of the name, which may be given to another adapter."""
+        if not request.adapter:
+            return request
+        if request.adapter not in self.names:
+            raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")
+        return request._replace(adapter=self.names[request.adapter])
+
+    def begin(self, request: Request) -> None:
+        if request.adapter:
+            self.slots.requests[request.adapter] += 1
+
+    def end(self, request: Request) -> None:
+        if request.adapter:
+            self.slots.requests[request.adapter] -= 1
+
+    def before_plan(self) -> None:
+        """Note an ended load, and begin the next one."""
         if self._load is not None and self._load[1].done():
             load, self._load = self._load[0], None
             self._ledger.advance(Clock.ADAPTERS, load.number)
@@ -89,17 +108,21 @@ class AdapterLoader:
             self._forget()
         found = self.slots.next_load()
         if found is not None:
-            self._load = found, self._begin(found)
+            self._load = found, self._start(found)
 
-    def wait(self, bell: Bell) -> bool:
-        """Wait for the running load, or the bell; return whether there was a load. Called by the loop's observe
-        alone."""
+    def poll(self) -> bool:
+        """Begin a load for which the last plan asked."""
+        self.before_plan()
+        return False
+
+    def wait(self, bell: Bell, seconds: float) -> bool:
+        """Wait for the running load, or the bell; return whether there was a load."""
         if self._load is None:
             return False
         self._load[1].wait(bell)
         return True
 
-    def _begin(self, load: AdapterLoad) -> Fence:
+    def _start(self, load: AdapterLoad) -> Fence:
         stream, sources = self._device.bulk_in, self.contents[load.adapter].parts
         assert load.slot != NO_SLOT
         for target, source in zip(self._tables.slot(load.slot), sources, strict=True):

@@ -7,7 +7,7 @@ goes turn by turn. Both check each turn that no page or row is given away that a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +88,7 @@ def check_pages(loop: Loop) -> None:
     for group, pool in enumerate(loop.pools):
         pool.check([row.by_group[group] for row in loop.planner.by_row if row is not None])
         counts = pool.counts()
-        assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        assert min(astuple(counts)) >= 0 and counts.total == pool.size, f"pages do not add up: {counts}"
 
 
 def check_at_rest(loop: Loop) -> None:
@@ -98,7 +98,7 @@ def check_at_rest(loop: Loop) -> None:
     assert not any(counts.owned or counts.fenced for counts in found.pages), f"at rest, pages are held: {found.pages}"
     assert found.free_rows == rows.size, "at rest, rows are held"
     assert all(len(slots.free) == slots.size for slots in rows.slots.values()), "at rest, slots are held"
-    assert not list(loop.ledger.pending()), f"at rest, leases are open: {list(loop.ledger.pending())}"
+    assert not list(loop.planner.ledger.pending()), f"at rest, leases are open: {list(loop.planner.ledger.pending())}"
     for ring, slots in found.slots.items():
         assert not slots, f"at rest, {ring} slots are in use: {slots}"
 

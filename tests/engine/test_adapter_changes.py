@@ -174,6 +174,6 @@ async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
                 await run(llm, name, SamplingParams(temperature=0, max_tokens=2))
                 await llm.change_adapter(AdapterChange(name))
         await run(llm, "", SHORT)
-        loader = engine.core.loop.adapters
+        loader = engine.core.loop.parts.adapters
         assert not loader.names and not loader.contents and not loader.slots.held
         assert sorted(loader.slots.unused) == [1, 2] and len(engine.core.loop.rows.slots) == 1

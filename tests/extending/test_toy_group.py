@@ -16,7 +16,7 @@ from gapless.testing.checksum import PRIME
 
 sys.path.append(str(TOYS))
 
-from group import CHUNK, ChunkModel, ChunkRule  # noqa: E402
+from group import CHUNK, ChunkModel, ChunkRule
 
 VOCAB, NEW, PAGES = 97, 60, 120
 

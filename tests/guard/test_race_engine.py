@@ -190,7 +190,7 @@ def rows_are_free_at_once(loop: Loop) -> None:
 
 
 def nothing_is_kept_by_the_ledger(loop: Loop) -> None:
-    loop.ledger.retire = lambda last_step, release, item: release(item)
+    loop.planner.ledger.retire = lambda last_step, release, item: release(item)
 
 
 @pytest.mark.seeds

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.kernels import plain
+from gapless.kernels.matrix import Matrix
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import read_model_config
 from gapless.model.dense import DenseModel
-from gapless.model.params import Matrix, Params, allocate
+from gapless.model.params import Params, allocate
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 VOCAB = 512
@@ -64,7 +65,7 @@ def models(
         _fill(name, tensor, random)
 
     def built(dtype: torch.dtype, device: str, kernels: Kernels) -> DenseModel:
-        below = lines_below(config, adapters, 16) if adapters and kernels.joined_rows is not None else 0
+        below = lines_below(config, adapters, 16) if adapters and kernels.ways else 0
         own = allocate(config, dtype, torch.device(device), below)
         for (_, ours), (_, given) in zip(_named(own), _named(params), strict=True):
             ours.copy_(given)
@@ -78,7 +79,7 @@ def _named(params: Params) -> Iterator[tuple[str, Tensor]]:
     yield from (("embedding", params.embedding), ("norm", params.norm), ("head", params.head))
     for layer in params.layers:
         for name, part in layer._asdict().items():
-            tensors = part if isinstance(part, Matrix) else (part,)
+            tensors = part.named().values() if isinstance(part, Matrix) else (part,)
             yield from ((name, tensor) for tensor in tensors if tensor is not None)
 
 

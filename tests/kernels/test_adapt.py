@@ -3,37 +3,25 @@ below the matrices of a model."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
-import fused_reference
 import torch
 from implementations import BF16, F32, TRITON, Implementation, runs
-from paged import Heads, paged, unturned
+from paged import LAYER, Heads, paged, unturned
 from products import EPS, ROUNDING, close, gated
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, Joint
+from gapless.kernels import plain
+from gapless.kernels.adapt import AdapterPart
+from gapless.kernels.attention import decode_attention
 from gapless.kernels.linear import TorchLinear
-from gapless.kernels.seam import AdaptedRows
-from gapless.kernels.views import Rotation
+from gapless.kernels.seam import LayerProduct
+from gapless.kernels.views import LayerRows, Rotation
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
-LAYERS = ("torch", "interpreter", "cuda")
-"""C++ has no layers that fuse adapters."""
 LAYER_SIZES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1504, 64)]
 """Hidden size, columns of projections, middle, rank, on a GPU: some do not end where a tile does"""
-
-
-@functools.cache
-def ways(name: str) -> dict[str, Any]:
-    """The layers of an implementation."""
-    if name == "torch":
-        return {"few": fused_reference.ADAPTED_ROWS, "joined": fused_reference.JOINED_ROWS}
-    from gapless.kernels import few_rows, joined_rows
-
-    return {"few": few_rows.ADAPTED_ROWS, "joined": joined_rows.JOINED_ROWS}
 
 
 def random_part(inputs: int, outputs: tuple[int, ...], rank: int, slots: int, dtype: torch.dtype) -> AdapterPart:
@@ -149,7 +137,30 @@ def real(*rows: int) -> list[LayerShape]:
     return [LayerShape(count, *sizes) for count in rows for sizes in LAYER_SIZES]
 
 
-def check_layer(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: LayerShape) -> None:
+def ops_of(x: Tensor, slots: Tensor) -> Any:
+    """Operations of few rows, whose terms of rows without an adapter, which no kernel may read, are NaN."""
+    from gapless.kernels.few_rows import AdaptedOps
+
+    class Poisoned(AdaptedOps):
+        def _normed(self, weight, part):
+            y, inner = super()._normed(weight, part)
+            inner[slots == 0] = torch.nan
+            return y, inner
+
+        def add(self, y, product, norm):
+            super().add(y, product, norm)
+            self.left[0][:, slots == 0] = torch.nan
+            return norm
+
+    return Poisoned(x, rows_of(slots), EPS)
+
+
+def rows_of(slots: Tensor) -> LayerRows:
+    """Rows with adapters whose tokens and pages nothing reads."""
+    return LayerRows(*[torch.empty(0)] * 4, adapters=slots)
+
+
+def check_layer(dtype: torch.dtype, device: str, shape: LayerShape) -> None:
     """A layer's products with adapters of three slots and of none. What no row may read is NaN."""
     torch.manual_seed(0)
     rows, hidden, projections, middle, rank = shape
@@ -171,25 +182,19 @@ def check_layer(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: Layer
     x, y = torch.randn(rows, hidden).to(device, dtype), torch.randn(rows, middle).to(device, dtype)
     want_x = adapted(y, x.double() + y.double() @ back.weight.double().T, slots, down)
 
-    left = ways.linear_add(x, y, back, slots, down)
-    left.inner[:, slots == 0] = torch.nan
-    x, normed, inner = ways.norm(x, left, norm, EPS, slots, qkv)
-    assert inner is not None
-    inner.inner[:, slots == 0] = torch.nan
-    near(x, want_x)
-    want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
-    near(normed, want)
-    product = normed.double() @ wide.weight.double().T + wide.bias.double()
-    near(ways.linear(normed, inner, wide), adapted(want, product, slots, qkv))
-
-    same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
-    assert torch.equal(same, x) and inner is not None
-    inner.inner[:, slots == 0] = torch.nan
-    product = normed.double() @ gates.weight.double().T
-    near(ways.silu_mul(normed, inner, gates), gated(adapted(want, product, slots, gate_up)))
-    last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
-    near(last, adapted(y, x.double(), slots, down))
-    assert nothing is None and again.isfinite().all()
+    ops = ops_of(x, slots)
+    found = ops.product(ops.add(y, LayerProduct(back, down), norm), LayerProduct(wide, qkv))
+    near(ops.x, want_x)
+    want = ops.x.double() * torch.rsqrt(ops.x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
+    near(ops.end(norm), want)
+    normed = ops.end(norm).double()
+    near(found, adapted(want, normed @ wide.weight.double().T + wide.bias.double(), slots, qkv))
+    product = normed @ gates.weight.double().T
+    near(ops.gated(norm, LayerProduct(gates, gate_up)), gated(adapted(want, product, slots, gate_up)))
+    before = ops.x.double()
+    ops.add(y, LayerProduct(back, down), norm)
+    near(ops.x, adapted(y, before + y.double() @ back.weight.double().T, slots, down))
+    assert ops.left is None and torch.equal(ops.x, ops.x) and ops.end(norm).isfinite().all()
 
 
 @runs(
@@ -198,11 +203,11 @@ def check_layer(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: Layer
         LayerShape(3, 80, (48,), 40, 32), LayerShape(1, 64, (40, 24), 48), LayerShape(2, 64, (40, 24), 48),
         LayerShape(7, 100, (70, 30, 30), 52), LayerShape(13, 48, (24, 24), 40),
     ],
-    on=LAYERS, keep=2, cuda=real(1, 3, 6, 32),
+    on=TRITON, keep=2, cuda=real(1, 3, 6, 32),
 )  # fmt: skip
 def test_a_layer_of_few_rows_has_the_sums_of_its_adapters(implementation, shape):
     for dtype in set(implementation.dtypes) - ({F32} if implementation.name == "cuda" else set()):  # it serves halves
-        check_layer(ways(implementation.name)["few"], dtype, implementation.device, shape)
+        check_layer(dtype, implementation.device, shape)
 
 
 @runs(on=("interpreter",))
@@ -214,7 +219,7 @@ def test_a_layer_in_parts_has_the_sums_of_its_adapters(implementation, monkeypat
     monkeypatch.setattr(adapt_fused_triton, "HELD", 512)
     tiles = few_rows_triton.FewRowsTiles(64, 32, 1, 2, 3)
     monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
-    check_layer(ways("interpreter")["few"], F32, "cpu", LayerShape(5, 64, (40, 12, 12), 560, 32))
+    check_layer(F32, "cpu", LayerShape(5, 64, (40, 12, 12), 560, 32))
 
 
 @runs("rows", on=TRITON, interpreter=[2, 5, 10], cuda=[2, 16, 32])
@@ -224,7 +229,7 @@ def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, rows, m
 
         monkeypatch.setattr(adapt_fused_triton, "MOST_HELD", 5)
     torch.manual_seed(0)
-    layer, device = ways(implementation.name)["few"], implementation.device
+    device = implementation.device
     dtype = F32 if device == "cpu" else BF16
     qkv, down = (moved(random_part(n, out, 16, 4, dtype), device) for n, out in ((96, (44, 44)), (80, (96,))))
     wide, back = (layer_of(random_weight(*size).to(device, dtype)) for size in ((88, 96), (96, 80)))
@@ -233,15 +238,16 @@ def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, rows, m
     for others in (0, 2, 3):
         slots, start = torch.full((rows,), others, device=device), x.clone()
         slots[0] = 3
-        left = layer.linear_add(start, y, back, slots, down)
-        changed, normed, inner = layer.norm(start, left, norm, EPS, slots, qkv)
-        results = [changed, normed, layer.linear(normed, inner, wide), layer.silu_mul(normed, inner, wide)]
+        ops = ops_of(start, slots)
+        added = ops.add(y, LayerProduct(back, down), norm)
+        product = LayerProduct(wide, qkv)
+        results = [ops.product(added, product), ops.x, ops.end(norm), ops.gated(norm, product)]
         found.append([result[0] for result in results])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 @runs(
-    "shape", [LayerShape(7, 80, (72, 24, 24), 40, 32), LayerShape(1, 64, (40, 24), 48)], on=LAYERS,
+    "shape", [LayerShape(7, 80, (72, 24, 24), 40, 32), LayerShape(1, 64, (40, 24), 48)], on=TRITON,
     cuda=[LayerShape(rows, 2048, (2048, 512, 512), 4096) for rows in (1, 2, 33, 256)],
 )  # fmt: skip
 def test_a_joined_product_and_its_second_half_have_the_sums_of_adapters(implementation, shape):
@@ -251,13 +257,15 @@ def test_a_joined_product_and_its_second_half_have_the_sums_of_adapters(implemen
 
 
 def check_joined(implementation: Implementation, dtype: torch.dtype, shape: LayerShape) -> None:
+    from gapless.kernels.joined_rows import JoinedOps, most_rows
+
     torch.manual_seed(shape.rows)
-    layer, device = ways(implementation.name)["joined"], implementation.device
+    device = implementation.device
     rows, hidden, projections, middle, rank = shape
     slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))].to(device)
     slots[-1] = 3
     x, norm = torch.randn(rows, hidden).to(device, dtype), (torch.randn(hidden) * 0.3 + 1).to(device, dtype)
-    joints = []
+    ops, products = JoinedOps(torch.randn(rows, hidden).to(device, dtype), rows_of(slots), EPS), []
     for columns in (projections, (middle, middle), (hidden,)):
         part = random_part(hidden, columns, rank, 5, dtype)
         part.up[0] = part.up[2] = torch.nan
@@ -265,40 +273,42 @@ def check_joined(implementation: Implementation, dtype: torch.dtype, shape: Laye
         wide = sum(columns)
         whole = torch.cat((random_weight(wide, hidden), part.down.view(-1, hidden).float())).to(device, dtype)
         bias = torch.cat((torch.randn(wide), torch.zeros(len(whole) - wide))).to(device, dtype)
-        product = layer_of(whole[:wide], bias[:wide])
+        plain = layer_of(whole[:wide], bias[:wide])
         part = AdapterPart(whole[wide:].view(part.down.shape), part.up.to(device), part.ends)
-        joint = layer.linear(x, product, slots, part)
-        near(joint.product, x.double() @ product.weight.double().T + product.bias.double())
-        near(product(x), joint.product.double())
+        products.append(LayerProduct(plain, part))
+        joint = ops.product(x, products[-1])
+        near(joint.product, x.double() @ plain.weight.double().T + plain.bias.double())
+        near(plain(x), joint.product.double())
         near(joint.inner[:, 3], x.double() @ part.down[3].double().T)
-        joints.append(joint)
+    apart = products[0]._replace(part=part._replace(down=part.down.clone()))
+    assert [most_rows(products), most_rows([*products, apart])] == [256, 0]
 
-    def wanted(joint: Joint) -> Tensor:
+    def wanted(product: LayerProduct) -> Tensor:
         """The sum, from the first half as it was rounded."""
+        joint, part = ops.product(x, product), product.part
         total, (inner, own) = joint.product.double(), (joint.inner.double(), slots.tolist())
         for row in (row for row, slot in enumerate(own) if slot):
             sums = inner[row, own[row]].view(-1, rank)
-            begins = (0, *joint.part.ends)
-            for one, begin, end in zip(sums, begins, joint.part.ends, strict=False):
-                total[row, begin:end] += one @ joint.part.up[own[row], :, begin:end].double()
+            for one, begin, end in zip(sums, (0, *part.ends), part.ends, strict=False):
+                total[row, begin:end] += one @ part.up[own[row], :, begin:end].double()
         return total
 
-    want = gated(wanted(joints[1]))
-    near(layer.silu_mul(joints[1]), want)
-    start = torch.randn(rows, hidden).to(device, dtype)
-    total = start.double() + wanted(joints[2])
-    normed = layer.add_rms_norm(start, joints[2], norm, EPS)
-    near(start, total)
-    want = start.double()
+    near(ops.gated(x, products[1]), gated(wanted(products[1])))
+    total = ops.x.double() + wanted(products[2])
+    normed = ops.add(x, products[2], norm)
+    near(ops.x, total)
+    want = ops.x.double()
     near(normed, want * torch.rsqrt(want.square().mean(-1, keepdim=True) + EPS) * norm.double())
 
 
 @runs(
-    "heads, lengths", on=LAYERS, torch=[(Heads(4, 2, 16), [9, 2, 16, 17, 5])],
-    interpreter=[(Heads(4, 2, 16), [9, 2, 16, 17, 5])], cuda=[(Heads(32, 8, 128), [700, 2, 16, 17, 255, 1100, 40] * 5)],
+    "heads, lengths", on=TRITON, interpreter=[(Heads(4, 2, 16), [9, 2, 16, 17, 5])],
+    cuda=[(Heads(32, 8, 128), [700, 2, 16, 17, 255, 1100, 40] * 5)],
 )  # fmt: skip
 def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementation, heads, lengths):
     """With adapters, rotated, written and read, beside plain torch in float32."""
+    from gapless.kernels.joined_rows import JoinedOps, Joint
+
     device, dtype = implementation.device, F32 if implementation.device == "cpu" else BF16
     batch, scale = paged(heads, lengths, dtype=dtype, device=device), heads.dim**-0.5
     turn = unturned(heads, batch, True)
@@ -308,12 +318,19 @@ def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementatio
     part = AdapterPart(part.down.to(device), part.up.to(device) * 0.3, part.ends)
     flat = turn.qkv.flatten(1)
     both = torch.cat((flat, (torch.randn(len(lengths), 4 * 48) * 0.3).to(device, dtype)), dim=1)
-    joint = Joint(both[:, : flat.shape[1]], both[:, flat.shape[1] :].view(len(lengths), 4, 48), slots, part)
+    joint = Joint(both[:, : flat.shape[1]], both[:, flat.shape[1] :].view(len(lengths), 4, 48), slots, part.up)
     wide = batch._replace(cache=batch.cache.to(F32, copy=True))
     rotation = Rotation(*(value.float() if isinstance(value, Tensor) else value for value in turn.rotation))
-    exact = Joint(joint.product.float(), joint.inner.float(), slots, moved(part, device, F32))
-    want = fused_reference.JOINED_ROWS.decode(exact, rotation, wide.kv, turn.tokens, wide.batch, scale)
-    bare = fused_reference.decode(turn.qkv.float(), rotation, wide.kv, turn.tokens, wide.batch, scale)
-    assert (bare - want).abs().max() > 0.1, "adapters change what is read"
-    decode = ways(implementation.name)["joined"].decode
-    close(decode(joint, turn.rotation, batch.kv, turn.tokens, batch.batch, scale), want.double())
+    want = []
+    for adds in (False, True):
+        total = flat.to(F32, copy=True)
+        for row, slot in enumerate(slots.tolist() if adds else ()):
+            sums = joint.inner[row, slot].float().view(3, 16) if slot else torch.zeros(3, 16, device=device)
+            for one, begin, end in zip(sums, (0, *part.ends), part.ends, strict=False):
+                total[row, begin:end] += one @ part.up[slot, :, begin:end].float()
+        qkv = total.view(turn.qkv.shape)
+        plain.rope_and_write(qkv, rotation, wide.kv, turn.tokens)
+        want.append(decode_attention(qkv[:, : heads.query], wide.kv, wide.batch, scale))
+    assert (want[0] - want[1]).abs().max() > 0.1, "adapters change what is read"
+    rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table, slots)
+    close(JoinedOps(flat, rows, EPS).attend(joint, turn.rotation, LAYER), want[1].double())

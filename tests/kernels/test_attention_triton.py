@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fused_reference
 import numpy as np
 import pytest
 import torch
@@ -13,9 +12,10 @@ from test_attention import near
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-from gapless.kernels import arch, few_rows, rope_triton, splits_triton, unpack
+from gapless.kernels import arch, attention, few_rows, plain, rope_triton, splits_triton, unpack
 from gapless.kernels import attention_triton as kernels
 from gapless.kernels.attention_triton import AttentionTiles
+from gapless.kernels.views import LayerRows
 
 SMALL = AttentionTiles(16, 16, 4, 2)
 QWEN = Heads(16, 8, 128)
@@ -201,10 +201,15 @@ def test_decode_rotates_and_writes_first(implementation, heads, norm, lengths, m
 def test_decode_of_few_rows_equals_the_twin(implementation, heads, lengths):
     """Rotated, written and read in one operation."""
     found = []
-    for few in (few_rows.FEW_ROWS, fused_reference.FEW_ROWS):
+    for fused in (True, False):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)
-        out = few.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, heads.dim**-0.5)
+        rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table)
+        if fused:
+            out = few_rows.FewRowsOps(turn.qkv, rows, 0.0).attend(turn.qkv.flatten(1), turn.rotation, LAYER)
+        else:
+            plain.rope_and_write(turn.qkv, turn.rotation, batch.kv, turn.tokens)
+            out = attention.decode_attention(turn.qkv[:, : heads.query], batch.kv, batch.batch, heads.dim**-0.5)
         found.append((out, batch.cache))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import fused_reference
 import pytest
 import torch
 from implementations import BF16, F32, TRITON, runs
@@ -18,6 +17,9 @@ from gapless.kernels import few_rows, few_rows_triton, linear
 from gapless.kernels.few_rows import FewRowsLinear
 from gapless.kernels.few_rows_triton import FewRowsTiles
 from gapless.kernels.linear import TorchLinear
+from gapless.kernels.matrix import Linear
+from gapless.kernels.seam import LayerProduct
+from gapless.kernels.views import LayerRows
 
 Product = tuple[Shape, FewRowsTiles | None]
 """With the tiles that the engine takes, if none are given"""
@@ -68,19 +70,20 @@ def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool,
 
 
 def check_operators(device: str, dtype: torch.dtype, shape: Shape) -> None:
-    """Every operator with the tiles of the engine, beside torch's steps."""
+    """Every operator with the tiles of the engine, beside the direct computation."""
     x, layer, norm = operands(device, dtype, shape, True)
-    ours, reference = few_rows.FEW_ROWS, fused_reference.FEW_ROWS
-    close(ours.linear(x, norm, EPS, layer), reference.linear(x, norm, EPS, layer).double())
-    close(ours.silu_mul(x, norm, EPS, layer), reference.silu_mul(x, norm, EPS, layer).double())
+    rows = LayerRows(*[torch.empty(0)] * 4)
+    ops, product, want = few_rows.FewRowsOps(x, rows, EPS), LayerProduct(layer), expected(x, layer, norm)
+    close(ops.product(ops.norm(norm), product), want)
+    close(ops.gated(ops.norm(norm), product), gated_by(want))
     if shape.rows == 1:
         out = x.new_empty(1, len(layer.weight))
         few_rows.triton_one_row_linear(x, layer.weight, layer.bias, out)
         close(out, expected(x, layer, None))
-    a, b = (random((shape.rows, shape.columns), dtype, device, 5) for _ in range(2))
-    ours.linear_add(a, x, layer)
-    reference.linear_add(b, x, layer)
-    close(a, b.double())
+    before = random((shape.rows, shape.columns), dtype, device, 5)
+    ops = few_rows.FewRowsOps(before.clone(), rows, EPS)
+    assert ops.add(x, product, norm) is norm
+    close(ops.x, before.double() + expected(x, layer, None))
 
 
 def check_alone(device: str, dtype: torch.dtype, shape: Shape) -> None:
@@ -178,14 +181,16 @@ def test_a_chain_of_products_of_few_rows_is_one_graph(implementation, rows, earl
     check_chain(chain, start, early)
 
 
-def test_large_models_have_torchs_products() -> None:
+def test_large_models_and_other_layouts_have_their_own_products() -> None:
+    """One row is served by plain weights of any size."""
+
+    def served(*products: Linear) -> int:
+        return few_rows.most_rows([LayerProduct(product) for product in products])
+
     def layer(columns: int, depth: int) -> TorchLinear:
         return TorchLinear(torch.empty(columns, depth, dtype=torch.bfloat16, device="meta"))
 
-    largest = {
-        "0.6B": layer(6144, 1024),
-        "1.7B": layer(12288, 2048),
-        "4B": layer(19456, 2560),
-        "8B": layer(24576, 4096),
-    }
-    assert [name for name, one in largest.items() if not few_rows.FEW_ROWS.serves(one)] == ["8B"]
+    small = layer(6144, 1024)
+    most = [served(small, layer(*shape)) for shape in ((12288, 2048), (19456, 2560), (24576, 4096))]
+    assert most == [32, 32, 1]
+    assert served(small, lambda x, out=None: x) == 0

@@ -10,6 +10,7 @@ from kernels.native_kernels import load_native, load_plain_variant
 from kernels.paged import Heads, paged, queries
 
 from gapless.kernels.choose import choose
+from gapless.kernels.matrix import dense
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
 from gapless.kernels.views import RowBatch
 
@@ -23,7 +24,7 @@ def here():
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
     linear = choose("native", dtype, batch_invariant=True).linear
-    assert isinstance(linear(torch.randn(4, 8).to(dtype), None), NativeLinear)
+    assert isinstance(linear(dense(torch.randn(4, 8).to(dtype))), NativeLinear)
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)

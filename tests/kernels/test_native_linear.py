@@ -8,6 +8,7 @@ from kernels.native_kernels import check_threads, load_native, load_plain_varian
 from torch import Tensor
 
 from gapless.kernels import native
+from gapless.kernels.matrix import dense
 from gapless.kernels.native import NativeLinear, Way
 
 SIZES = [(1, 2), (16, 7), (17, 64), (63, 100), (64, 256), (65, 1000), (130, 1026), (192, 50), (452, 31), (512, 3072)]
@@ -159,7 +160,7 @@ def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, 
     weight, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
     x[0, 3] = 300.0  # its neighbors are coarse, others are not
     bias = torch.randn(outputs) if biased else None
-    layer = native.draft_linear(weight, bias)
+    layer = native.draft_linear(dense(weight, bias))
     assert isinstance(layer, native.ByteLinear)
     rounded = torch.cat([in_steps(some) for some in x.split(64, dim=1)], dim=1)
     want = rounded @ in_steps(weight).T + (0.0 if bias is None else bias)
@@ -176,7 +177,7 @@ def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, 
 def test_a_value_that_is_no_number_stays_in_its_row_of_a_drafter_s_layer():
     if not torch.ops.gapless.has_byte_dot():
         pytest.skip("this processor does not multiply bytes")
-    layer, x = native.draft_linear(torch.randn(70, 130), None), torch.randn(4, 130)
+    layer, x = native.draft_linear(dense(torch.randn(70, 130))), torch.randn(4, 130)
     clean = layer(x)
     x[1, 5], x[2] = torch.nan, 1e-38
     got = layer(x)

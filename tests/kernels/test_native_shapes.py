@@ -7,6 +7,7 @@ import torch
 from kernels.native_kernels import load_native
 
 from gapless.kernels import layout as L
+from gapless.kernels.matrix import dense
 
 T, Q, K, D, PAGE, ROWS, VOCAB, WIDTH = 3, 4, 2, 16, 8, 5, 40, 2
 
@@ -175,6 +176,6 @@ def test_the_error_names_the_operator():
 @pytest.mark.parametrize("bias", [torch.ones(7), torch.ones(16)[::2]])
 def test_a_bias_of_another_size_is_refused(bias):
     kernels = load_native()
-    layer = kernels.linear(torch.ones(8, D), bias)
+    layer = kernels.linear(dense(torch.ones(8, D), bias))
     with pytest.raises(RuntimeError, match="gapless: linear of other shapes"):
         layer(PAIRS)

@@ -88,11 +88,11 @@ def test_a_matcher_that_breaks_along_a_guess_ends_no_request(where, depth, polls
     speculation = Speculation(MOST, Scripted.new(answers, 1.0), shape.rows)
     loop = build_loop(device, Varied(VOCAB, 48), shape, depth, speculation=speculation)
     if polls is not None:
-        loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
     broke = Brittle.broke
     run_directly(loop, jobs)
     device.close()
-    loop.masks.close()
+    loop.parts.masks.close()
     assert len(jobs) == 3 and Brittle.broke > broke
 
 
@@ -133,7 +133,7 @@ class Python:
         self.masks.answer()
 
     def close(self) -> None:
-        assert not self.masks.failed
+        assert not self.masks.failed()
 
 
 class Native:

@@ -45,8 +45,8 @@ def rounds(loop, *, times=2):
             run(loop, [job])
             job.check()
     check_at_rest(loop)
-    loop.transfers.host.check()
-    return loop.transfers.host.counts
+    loop.parts.transfers.host.check()
+    return loop.parts.transfers.host.counts
 
 
 @pytest.mark.parametrize("depth", sharpest([4, None, 1, 2, 8], keep=2))
@@ -78,7 +78,7 @@ class Failing:
 def test_an_error_in_the_launch_of_a_transfer_fails_that_transfer_alone(direction):
     for device in (SimDevice(1), CpuDevice()):
         loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
-        way = getattr(loop.transfers, direction)
+        way = getattr(loop.parts.transfers, direction)
         way.copy_pages = failing = Failing(way.copy_pages)
         counts = rounds(loop, times=4)
         failed = counts.refused if direction == "bulk_in" else counts.dropped_failed
@@ -92,8 +92,8 @@ def test_a_flipped_bit_is_computed_again(bits):
     device = SimDevice(1)
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
     rounds(loop, times=1)
-    loop.transfers.slots[0][:, 3] ^= bits
-    loop.transfers.slots[0][:, 5] ^= bits  # a plain sum would miss half of such pairs
+    loop.parts.transfers.slots[0][:, 3] ^= bits
+    loop.parts.transfers.slots[0][:, 5] ^= bits  # a plain sum would miss half of such pairs
     counts = rounds(loop)
     assert counts.refused > 20 and counts.loaded, "the second round stores them again"
 
@@ -112,11 +112,11 @@ def test_moved_bytes_and_times_are_known_to_the_next_step():
     device = SimDevice(3, "lazy")
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
     counts = rounds(loop)
-    totals = loop.transfers.totals()
-    page_bytes = loop.transfers.slots[0][0].nbytes
-    assert totals["tier_read_bytes"] == counts.loaded * page_bytes and totals["tier_read_ns"] > 0
-    assert totals["tier_written_bytes"] == counts.stored * page_bytes and totals["tier_written_ns"] > 0
-    assert totals["tier_loading"] == totals["tier_storing"] == 0
+    moved = loop.parts.transfers.report()
+    page_bytes = loop.parts.transfers.slots[0][0].nbytes
+    assert moved.read_bytes == counts.loaded * page_bytes and moved.read_ns > 0
+    assert moved.written_bytes == counts.stored * page_bytes and moved.written_ns > 0
+    assert moved.loading == moved.storing == 0
     assert counts.hit == counts.loaded and counts.missed == 4 * 9, "the first round, but for each last token's page"
     steps = [*loop.records]
     loads = [(step.loads_from, step.loads_until) for step in steps]
@@ -141,7 +141,7 @@ def test_the_end_of_a_load_between_two_looks_of_a_turn_ends_its_wait(mood):
     for seed in range(6):
         device = SimDevice(seed, mood)
         loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1), kernels=kernels_for(seed))
-        loop.transfers.most = lambda *_: 2  # so that each load is several transfers
+        loop.parts.transfers.most = lambda *_: 2  # so that each load is several transfers
         rounds(loop, times=1)
         before = device.host_now
         counts = rounds(loop, times=1)
@@ -164,11 +164,11 @@ def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
     loop = adapted_loop(device, SHAPE._replace(max_len=48), 2, host=HostSizes(100 * SLOT, 1))
     run(loop, [ask(1, prompts()[0])])
     evict(loop)
-    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: bool(loop.transfers.bulk_in.underway))
+    logged(monkeypatch, begun, loop.parts.adapters, "wait", lambda *_: bool(loop.parts.transfers.bulk_in.underway))
     adapted, plain = ask(2, [1], adapter="ann"), ask(3, prompts()[0])
     run(loop, [adapted, plain])
     plain.check()
-    assert begun[0] and loop.transfers.host.counts.loaded >= 9
+    assert begun[0] and loop.parts.transfers.host.counts.loaded >= 9
 
 
 @pytest.mark.parametrize("depth", sharpest([2, 1, None]))
@@ -177,7 +177,7 @@ def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkey
     loop = checksum_loop(device, SHAPE, depth, host=HostSizes(100 * SLOT, 1))
     logged(monkeypatch, calls, loop, "turn", lambda: "turn")
     logged(monkeypatch, calls, loop.launcher, "launch", lambda plan, _: "launch" if plan.decode else "first")
-    for way in (loop.transfers.bulk_in, loop.transfers.bulk_out):
+    for way in (loop.parts.transfers.bulk_in, loop.parts.transfers.bulk_out):
         logged(monkeypatch, calls, way, "begin", lambda *_: "transfer")
         logged(monkeypatch, calls, way, "ended", lambda: "transfer")
     rounds(loop)
@@ -193,18 +193,18 @@ def test_loads_that_no_running_request_is_beside_queue_one_behind_another(monkey
     known = prompts(1, 280)[0]
     run(loop, [ask(1, known)])
     evict(loop)
-    way = loop.transfers.bulk_in
+    way = loop.parts.transfers.bulk_in
     logged(monkeypatch, sizes_, way, "begin", lambda batch, _: (len(batch.moves), way.moving))
-    loop.transfers.page_ns = 1e9  # beside running rows it would begin few
+    loop.parts.transfers.page_ns = 1e9  # beside running rows it would begin few
     run(loop, [ask(2, known)])
     assert sizes_ == [(AT_REST, 0), (5, AT_REST)]
-    counts = loop.transfers.host.counts
+    counts = loop.parts.transfers.host.counts
     assert (counts.loaded, counts.refused) == (AT_REST + 5, 0), "each has places and checksums of its own"
 
 
 def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_allows():
     device = SimDevice(2)
-    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).transfers
+    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).parts.transfers
     assert transfers.most(10**9) == BATCH_PAGES, "nothing is measured"
     transfers.page_ns, transfers.host.running = 1000, 1
     assert [transfers.most(passed) for passed in (1, 10**6, 10**9)] == [BATCH_PAGES, 100, MOST_BATCH]
@@ -214,7 +214,7 @@ def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_a
 
 def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatch):
     device, most = SimDevice(2), []
-    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).transfers
+    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).parts.transfers
     transfers.poll()
     transfers.page_ns, transfers.host.running = 1000, 1
     monkeypatch.setattr(transfers.host, "next_load", lambda pages: most.append(pages) or "batch")
@@ -248,7 +248,7 @@ def test_the_end_of_a_load_is_seen_within_a_step_and_that_of_a_store_where_peers
     run(loop, [ask(1, known, new=1)])
     evict(loop)
     device.adversary = SlowSteps()
-    seen, transfers = {}, loop.transfers
+    seen, transfers = {}, loop.parts.transfers
     for way, ends in ((transfers.bulk_in, "loaded"), (transfers.bulk_out, "stored")):
         for owner, name in ((way, "begin"), (transfers.host, ends)):
             steps = seen.setdefault(ends, {}).setdefault(name, [])
@@ -286,7 +286,7 @@ def test_a_request_waits_once_for_a_load_that_does_not_come():
     loop = checksum_loop(device, shape, 2, host=HostSizes(100 * SLOT, 1, late_ns), kernels=native.load())
     run(loop, [ask(1, known)])
     evict(loop)
-    bulk_in = loop.transfers.bulk_in
+    bulk_in = loop.parts.transfers.bulk_in
     bulk_in.ended = lambda: None
     loop.submit(ask(2, other, new=1_900).request)  # decodes meanwhile
     loop.turn()
@@ -294,7 +294,7 @@ def test_a_request_waits_once_for_a_load_that_does_not_come():
     began = device.host_now
     while not any(key == 3 for key, _ in loop.turn().started):
         assert device.host_now - began < 2 * late_ns
-    assert loop.transfers.host.counts.late == 1
+    assert loop.parts.transfers.host.counts.late == 1
     del bulk_in.ended
     loop.abort(2)
     while loop.has_work():
@@ -326,6 +326,7 @@ def test_short_prefixes_are_computed_without_a_wait():
 def test_an_engine_without_a_tier_has_nothing_of_it():
     device = SimDevice(6)
     loop = checksum_loop(device, SHAPE, 2)
-    assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.source is NO_SOURCE
+    nothing = loop.parts.transfers is None and loop.planner.room.source is NO_SOURCE
+    assert nothing and type(loop.pool.watcher) is PageListener
     with pytest.raises(ConfigError, match=r"host:4095 holds no page of 4,096 bytes: give more"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))

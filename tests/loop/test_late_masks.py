@@ -54,9 +54,9 @@ def threaded_loop(rows: int = 4, polls: bool = True):
     shape = sizes(0)._replace(rows=rows, pages=60, step_tokens=20, slots=rows)
     device = CpuDevice(threads=1)
     loop = build_loop(device, Varied(VOCAB, 48), shape, 4)
-    loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+    loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
     yield loop
-    loop.masks.close()
+    loop.parts.masks.close()
     device.close()
 
 

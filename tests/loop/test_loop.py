@@ -137,7 +137,9 @@ def test_only_observe_waits_and_the_launch_path_never(monkeypatch):
         run(loop, jobs)
         waited = sum(record.waited for record in loop.records)
         # A capture waits too, with nothing in flight.
-        assert [names for names in waits if names[-1] != "_capture"] == [("_wait", "observe")] * waited and waited
+        assert [names for names in waits if names[-1] != "_capture"] == [
+            ("_wait", "observe", "_take_in")
+        ] * waited and waited
         assert ("acquire", "ready", "ready", "plan") in {names[:4] for names in polls}
         waits.clear()
         device.close()
@@ -303,7 +305,7 @@ def loading(device, shape=SHAPE):
 
 def acknowledge(loop, transfers):
     for transfer in transfers:
-        loop.ledger.advance(Clock.BULK_IN, transfer)
+        loop.planner.ledger.advance(Clock.BULK_IN, transfer)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -399,7 +401,7 @@ def test_counters_add_up_after_all_requests():
     prompts = [[key, 2, 3, 4, 5, 6] for key in range(5)]
     tokens = finish(loop, *(request(key, prompt, 7) for key, prompt in enumerate(prompts)))
     counters = loop.counters
-    assert loop.generation_tokens == sum(map(len, tokens)) == 35
+    assert loop.rows.appended == sum(map(len, tokens)) == 35
     assert counters.prompt_tokens == counters.prefix_queries == 30 and counters.prefix_hits == 0
     assert counters.steps == loop.records.after(0)[-1].step
     assert sum(record.chunk_tokens for record in loop.records) == 30
@@ -414,7 +416,7 @@ def test_a_prompt_counts_once_however_often_it_is_computed():
         preempted += loop.planner.preemptions
         assert loop.counters.admitted_tokens == 5 * 6
         assert loop.counters.prefix_queries >= 5 * 6 and loop.counters.admitted_cached <= 4
-        assert not loop.fresh
+        assert not loop.requests.fresh
     assert preempted > 1
 
 
@@ -448,7 +450,7 @@ def test_a_record_says_who_took_part():
 
 def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
-    loop.planner.step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
+    loop.planner.step = loop.planner.ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
     assert loop.records.after(0)[-1].step > 2**31
     check_at_rest(loop)

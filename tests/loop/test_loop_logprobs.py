@@ -15,7 +15,7 @@ from sharpest import sharpest
 
 from gapless.base.records import Chunk, Flag, StepPlan
 from gapless.device import CpuDevice
-from gapless.loop import loop as loop_module
+from gapless.loop import settle as settling
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.settle import settle
 from gapless.memory.ledger import Ledger
@@ -183,7 +183,7 @@ def test_without_the_rule_against_repeats_positions_come_twice(monkeypatch):
     def forgetting(lines, plan, table, score):
         return settle(lines, plan, table, lambda chunk: 0)
 
-    monkeypatch.setattr(loop_module, "settle", forgetting)
+    monkeypatch.setattr(settling, "settle", forgetting)
     loop, old, young = preempting(2)
     with pytest.raises(AssertionError, match="request 1"):
         finish(loop, old, young)

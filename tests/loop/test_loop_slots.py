@@ -89,7 +89,7 @@ class ShiftedJob(Job):
 def shifting_loop(device, shape, depth, **options):
     """A loop whose rows may lease slots, and the slots that its rows got, in order."""
     loop = checksum_loop(device, shape, depth, program=Shifting, kernels=plain.KERNELS, **options)
-    loop.rows.slots["shift"] = Slots(SLOTS, loop.ledger)
+    loop.rows.slots["shift"] = Slots(SLOTS, loop.planner.ledger)
     memory, launch, given = loop.launcher.executor.program.memory, loop.launcher.launch, []
 
     def write_and_launch(plan, requests):

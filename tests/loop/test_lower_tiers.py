@@ -41,7 +41,7 @@ class Engine:
     def __init__(self, *factories, target="", depth=2, copies=11, late_ns=10**10, lookup_ns=10**10):
         self.device = CpuDevice(threads=1)
         self.loop = checksum_loop(self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1, late_ns))
-        transfers = self.loop.transfers
+        transfers = self.loop.parts.transfers
         setup = TierSetup(str(target), 1 << 20, NAMESPACE, tuple(transfers.memory), (transfers.stride(0),))
         self.tiers = [factory(setup) for factory in factories]
         self.workers = [TierWorker(str(place), tier, self.loop.bell.ring) for place, tier in enumerate(self.tiers)]
@@ -58,7 +58,7 @@ class Engine:
             run(self.loop, [job])
             job.check()
         check_at_rest(self.loop)
-        self.loop.transfers.host.check()
+        self.loop.parts.transfers.host.check()
         return self.below.counts
 
     def fill(self, *asked):
@@ -70,7 +70,7 @@ class Engine:
     def settle(self):
         """Everything that is to be stored is stored, as far as it is to be."""
         until = time.monotonic() + 60
-        while self.below.jobs or self.loop.transfers.busy:
+        while self.below.jobs or self.loop.parts.transfers.busy:
             assert time.monotonic() < until, "jobs do not end"
             if self.loop.has_work():
                 self.loop.turn()
@@ -116,7 +116,7 @@ def test_pages_come_from_below_when_device_and_host_have_given_them_up(home, dep
     one.fill()
     (counts,) = one.ask(*prompts())
     assert counts.loaded >= 3 * 9 and counts.hits >= counts.loaded
-    assert not (counts.failed or counts.refused or counts.late) and not one.loop.transfers.host.counts.refused
+    assert not (counts.failed or counts.refused or counts.late) and not one.loop.parts.transfers.host.counts.refused
     assert one.loop.counters.prefix_hits >= 4 * 27
 
 
@@ -126,7 +126,7 @@ def test_another_engine_finds_the_pages_of_the_first_on_disk(engine, tmp_path):
     first.close()
     second = engine(DiskTier, target=tmp_path)
     (counts,) = second.ask(*prompts())
-    assert counts.loaded >= 4 * 9 and not second.loop.transfers.host.counts.refused
+    assert counts.loaded >= 4 * 9 and not second.loop.parts.transfers.host.counts.refused
     assert second.loop.counters.prefix_hits >= 4 * 36
 
 
@@ -244,7 +244,7 @@ class Stuck(DictionaryTier):
 def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine):
     one = engine(Stuck, late_ns=50_000_000)
     one.fill()
-    host = one.loop.transfers.host
+    host = one.loop.parts.transfers.host
     (counts,) = one.ask(prompts()[0])
     assert counts.late == 1 and not counts.loaded
     job = next(job for job in one.below.jobs.values() if job.loads)
@@ -378,8 +378,8 @@ def test_short_prefixes_are_not_asked_for(engine):
 def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
     device = SimDevice(3, "lazy")
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(11 * SLOT, 1, 10**10))
-    host, line = loop.transfers.host, LateLine({}, 1, delays=(0,), fails=0)
-    host.attach([line], loop.transfers.slot)
+    host, line = loop.parts.transfers.host, LateLine({}, 1, delays=(0,), fails=0)
+    host.attach([line], loop.parts.transfers.slot)
 
     def asked(key, prompt):
         job = ask(key, prompt, arrives=0)
@@ -411,11 +411,11 @@ def slow_down(gate):
 def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
     one = engine(DictionaryTier)
     one.fill()
-    gate = one.loop.transfers.host.gate
+    gate = one.loop.parts.transfers.host.gate
     gate.weighs, before = True, one.below.counts[0].hits
     slow_down(gate)
     (counts,) = one.ask(prompts()[0])
-    assert counts.hits == before and not counts.loaded and one.loop.transfers.host.counts.slower == 1
+    assert counts.hits == before and not counts.loaded and one.loop.parts.transfers.host.counts.slower == 1
     gate.weighs = False
     (counts,) = one.ask(prompts()[1])
     assert counts.hits > before and counts.loaded
@@ -423,7 +423,7 @@ def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
 
 def test_a_trial_of_a_slow_tier_that_finds_nothing_is_used_up(engine):
     one = engine(DictionaryTier)
-    gate = one.loop.transfers.host.gate
+    gate = one.loop.parts.transfers.host.gate
     gate.weighs, counts = True, one.below.counts[0]
     for _ in range(2):
         gate.computed(100, 10**6)
@@ -440,7 +440,7 @@ def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
     one = engine(DictionaryTier)
     one.fill()
     one.ask(*prompts()[:2])
-    gate = one.loop.transfers.host.gate
+    gate = one.loop.parts.transfers.host.gate
     gate.weighs = True
     for _ in range(200):
         gate.computed(1, 1)  # as if tokens took nothing
@@ -456,18 +456,18 @@ def test_a_page_is_computed_when_only_a_slow_tier_has_it(engine):
 
     one = engine(DictionaryTier, Empty)
     one.fill()
-    gate = one.loop.transfers.host.gate
+    gate = one.loop.parts.transfers.host.gate
     gate.weighs = True
     slow_down(gate)
     slow, _ = one.ask(prompts()[0])
-    assert slow.hits and not slow.loaded and one.loop.transfers.host.counts.slower == 1
+    assert slow.hits and not slow.loaded and one.loop.parts.transfers.host.counts.slower == 1
 
 
 def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below_do_not_pay(engine):
     one = engine(DictionaryTier, copies=40)
     known, other, new = prompts(3)
     one.fill(known, other)
-    host = one.loop.transfers.host
+    host = one.loop.parts.transfers.host
     host.gate.weighs = True
     slow_down(host.gate)
     jobs = [ask(10, new, arrives=0), ask(11, known + new[:12], arrives=0)]
@@ -481,7 +481,7 @@ def test_a_request_whose_pages_load_slowly_from_host_and_below_counts_once(engin
     one = engine(DictionaryTier, copies=40)
     known, other, new = prompts(3)
     one.fill(known + new[:12], other)
-    host = one.loop.transfers.host
+    host = one.loop.parts.transfers.host
     for copy in [*host.groups[0].copies.values()][9:12]:
         copy.lose()
     host.gate.weighs = True

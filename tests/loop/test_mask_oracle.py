@@ -39,8 +39,8 @@ def played(matcher: Automaton, depth: int, threads: bool = False) -> tuple[Job, 
     """One row with this matcher beside two that must not notice."""
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     loop = build_loop(CpuDevice(threads=1) if threads else SimDevice(depth), Varied(VOCAB, 48), shape, depth)
-    if threads and loop.masks is not None:
-        loop.masks.threads = mask_threads.start(loop.masks.mail, polls=True)
+    if threads and loop.parts.masks is not None:
+        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=True)
     jobs = {key: asking(key, [matcher, Automaton(3, VOCAB), None][key]) for key in range(3)}
     for job in jobs.values():
         loop.submit(job.request)
@@ -88,8 +88,8 @@ def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_wr
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     device = CpuDevice(threads=1)
     loop = build_loop(device, Varied(VOCAB, 48), shape, 4)
-    assert loop.masks is not None
-    loop.masks.threads = mask_threads.start(loop.masks.mail, polls=True)
+    assert loop.parts.masks is not None
+    loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=True)
     before = loop.launcher.executor.mail.words.clone()
     job = asking(0, NativeAutomaton(1, VOCAB))
     loop.submit(job.request._replace(stop_ids=(VOCAB + 700, 2**30)))
@@ -98,7 +98,7 @@ def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_wr
     after = loop.launcher.executor.mail.words
     changed = (after != before).any(1).nonzero()[:, 0].tolist()
     assert len(changed) <= 2, "the row's own slot, and the null row's"
-    loop.masks.close()
-    assert loop.masks.threads.written and not NativeAutomaton.owned
-    loop.masks.end(0)
+    loop.parts.masks.close()
+    assert loop.parts.masks.threads.written and not NativeAutomaton.owned
+    loop.parts.masks.end(job.request)
     device.close()

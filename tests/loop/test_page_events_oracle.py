@@ -112,7 +112,7 @@ def test_pages_that_came_from_elsewhere_are_announced_with_the_sequence_that_cla
         own = loop.planner.index.hasher.after(loop.planner.index.hasher.root(""), job.request.tokens)
         assert {*own[:10]} <= router.known() <= settled(loop.pool)
     assert loop.counters.prefix_hits >= 4 * 36
-    assert router.cleared == 1 + lost and (lost or loop.transfers.host.counts.loaded > 20)
+    assert router.cleared == 1 + lost and (lost or loop.parts.transfers.host.counts.loaded > 20)
 
 
 def test_an_engine_that_sends_no_events_collects_none():

@@ -41,7 +41,7 @@ class Side:
         self.loop = checksum_loop(
             self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1, given=shelf if listen else 0)
         )
-        transfers = self.loop.transfers
+        transfers = self.loop.parts.transfers
         setup = TierSetup("", shelf, namespace, tuple(transfers.memory), (transfers.stride(0),), transfers.shared)
         listens = PeerAddress(path=str(listen)) if listen else None
         peers = (PeerAddress(path=str(peer)),) if peer else ()
@@ -63,12 +63,12 @@ class Side:
         seconds = time.monotonic() - begin
         job.check()
         check_at_rest(self.loop)
-        self.loop.transfers.host.check()
+        self.loop.parts.transfers.host.check()
         return seconds
 
     def settle(self):
         late = time.monotonic() + 60
-        while self.below.jobs or self.loop.transfers.busy:
+        while self.below.jobs or self.loop.parts.transfers.busy:
             assert time.monotonic() < late, "jobs do not end"
             if self.loop.has_work():
                 self.loop.turn()
@@ -148,7 +148,7 @@ def test_the_decoder_computes_missing_pages_and_no_more(depth, side, tmp_path):
 
 def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(side, tmp_path):
     prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock", copies=20)
-    counts, host = decoder.counts, decoder.loop.transfers.host.counts
+    counts, host = decoder.counts, decoder.loop.parts.transfers.host.counts
     all_but_one(prefiller, "S", lambda: counts.loaded == host.loaded == 8)  # they are on the device too
     decoder.ask(prompts()[0], claim="S")
     assert (counts.loaded, counts.hits, counts.missed) == (8, 8, 1)
@@ -159,7 +159,7 @@ def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
     for number, prompt in enumerate(prompts(3)):
         prefiller.prefill(prompt, f"R{number}")
         decoder.ask(prompt, claim=f"R{number}")
-    counts, host = decoder.counts, decoder.loop.transfers.host
+    counts, host = decoder.counts, decoder.loop.parts.transfers.host
     assert counts.lent == counts.loaded == host.counts.loaded >= 3 * 9 and not counts.refused
     until(lambda: not prefiller.tier.shelf.lent)
     assert not decoder.below.holding()
@@ -243,7 +243,7 @@ def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
     monkeypatch.setattr("gapless.offload.below.LEASE_NS", 200_000_000)
     prefiller, decoder = pair
     all_but_one(prefiller, "S")
-    host = decoder.loop.transfers.host
+    host = decoder.loop.parts.transfers.host
     host.running = 10**6  # as if rows might take every page
     decoder.loop.submit(ask(9, prompts()[0], transfer=KVTransfer(claim="S")).request)
     until(lambda: turned(decoder, lambda: decoder.counts.lent))
@@ -285,7 +285,7 @@ def test_places_that_serve_other_pages_while_the_device_reads_them_are_noticed_a
     monkeypatch.setattr("gapless.offload.tiers.giving.LEASE_SECONDS", 0.05)  # and the decoder renews later
     prefiller, decoder = pair
     prefiller.prefill(prompts()[0], "R")
-    shelf, host, reused = prefiller.tier.shelf, decoder.loop.transfers.host, list[int]()
+    shelf, host, reused = prefiller.tier.shelf, decoder.loop.parts.transfers.host, list[int]()
     next_load = host.next_load
 
     def late(most):
@@ -319,13 +319,13 @@ def test_two_requests_at_once_share_what_is_lent(pair):
 def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
     prefiller, decoder = pair
     prefiller.prefill(prompts()[0], "R")
-    gate = decoder.loop.transfers.host.gate
+    gate = decoder.loop.parts.transfers.host.gate
     gate.weighs = True
     for _ in range(2):
         gate.computed(1, 1)
         gate.moved(0, 1, 10**12)
     decoder.ask(prompts()[0], claim="R")
-    assert decoder.counts.loaded >= 9 and not decoder.loop.transfers.host.counts.slower
+    assert decoder.counts.loaded >= 9 and not decoder.loop.parts.transfers.host.counts.slower
 
 
 @pytest.mark.parametrize("seed", sharpest([1, 2]))
@@ -417,13 +417,13 @@ def test_a_page_is_given_again_when_the_shelf_has_given_it_up(side, tmp_path):
         prefiller.prefill(prompt, "first")
         for key in [*prefiller.pages()]:
             prefiller.tier.shelf.drop([key])
-        group = prefiller.loop.transfers.host.groups[0]
+        group = prefiller.loop.parts.transfers.host.groups[0]
         for copy in [] if copies else [*group.copies.values()]:
             copy.lose()  # as if others had made room of it; the device has the page
         prefiller.prefill(prompt, "second")
         assert len(prefiller.pages()) >= 10
         before = decoder.counts.loaded
-        decoder.loop.transfers.host.groups[0].forgotten()
+        decoder.loop.parts.transfers.host.groups[0].forgotten()
         for pool in decoder.loop.pools:
             pool.forget()
         decoder.ask(prompt, claim="second")
@@ -436,7 +436,7 @@ def test_memory_kept_for_peers_has_a_bound(side, tmp_path):
         prefiller.prefill(prompt, f"R{number}")
         assert prefiller.tier.shelf.used <= 12 * SLOT
     assert prefiller.tier.shelf.used > 8 * SLOT and not prefiller.below.jobs
-    pins = [copy.pins for copy in prefiller.loop.transfers.host.groups[0].copies.values()]
+    pins = [copy.pins for copy in prefiller.loop.parts.transfers.host.groups[0].copies.values()]
     assert sum(pins) * SLOT == prefiller.tier.shelf.used, "others could not make room"
 
 

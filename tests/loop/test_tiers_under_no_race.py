@@ -62,13 +62,13 @@ def play(seed, change):
         jobs.append(Job(job.request._replace(key=100 + number), again + 3 * number, job.aborts_after))
     device = SimDevice(seed)
     loop = checksum_loop(device, shape, 2, host=HostSizes(40 * SLOT, 1))
-    loop.transfers.most = lambda *_: 2
-    change(loop.transfers)
+    loop.parts.transfers.most = lambda *_: 2
+    change(loop.parts.transfers)
     try:
         run(loop, jobs)
     finally:
         device.close()
-    assert loop.transfers.host.counts.loaded or not seed
+    assert loop.parts.transfers.host.counts.loaded or not seed
 
 
 @pytest.mark.parametrize("name", sharpest(FAULTS, 2))
@@ -92,7 +92,7 @@ def test_a_planted_fault_of_a_tier_below_is_reported(early, guarded_steps):
     """The slots that a tier is to fill come back when it begins."""
     with guarded_steps.rest(), loops_under_no_race("record") as checker:
         engine = Engine(DictionaryTier)
-        load, group = engine.workers[0].load, engine.loop.transfers.host.groups[0]
+        load, group = engine.workers[0].load, engine.loop.parts.transfers.host.groups[0]
 
         def loads(job, *rest):
             load(job, *rest)
@@ -115,14 +115,14 @@ def test_a_planted_fault_of_a_peer_is_reported(early, guarded_steps, tmp_path):
     """Memory of a peer is unmapped when a load begins to read it."""
     with guarded_steps.rest(), loops_under_no_race("record") as checker:
         prefiller, decoder = Side(listen=tmp_path / "p.sock"), Side(peer=tmp_path / "p.sock")
-        begin = decoder.loop.transfers.bulk_in.begin
+        begin = decoder.loop.parts.transfers.bulk_in.begin
 
         def begins(batch, since):
             count = begin(batch, since)
             batch.moves[0].copy.lease.memory.close()
             return count
 
-        decoder.loop.transfers.bulk_in.begin = begins if early else begin
+        decoder.loop.parts.transfers.bulk_in.begin = begins if early else begin
         prefiller.prefill(prompts()[0], "R")
         decoder.ask(prompts()[0], claim="R")
         assert decoder.counts.lent >= 9

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from adapter_files import additions, random_weights, write_adapter
-from fused_reference import FEW_ROWS, JOINED_ROWS
 from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.kernels import plain
 from gapless.model import adapters
 from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS, Adapter, AdapterTables, lines_below
 from gapless.model.config import read_model_config, resolve_model_dir
@@ -49,10 +47,7 @@ def family(request, tmp_path_factory):
     theirs, directory = reference(request.param), tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(directory)
     config = EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapters, "MOST_BELOW", 100)
-        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=JOINED_ROWS))
-    assert model.adapters.below and model.joined is JOINED_ROWS
+    model = load_model(config, CPU)
     merged = {0: theirs}
     for slot, kind in KINDS.items():
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
@@ -64,16 +59,8 @@ def family(request, tmp_path_factory):
     return model, merged
 
 
-def with_fields(model, **fields):
-    other = copy.copy(model)
-    other.__dict__ |= fields
-    return other
-
-
-@pytest.mark.parametrize("joined", [None, JOINED_ROWS], ids=["separate", "joined"])
-def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
+def test_a_batch_of_several_adapters_equals_merged_weights(family):
     model, merged = family
-    model = with_fields(model, joined=joined)
     driver = AdaptedDriver(model)
     driver.slots = [0, 1, 2, 3, 1]
     prompts = [prompt(length, seed) for seed, length in enumerate((5, 17, 1, 70, 33))]
@@ -87,25 +74,8 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
             assert relative_error(logits[0], reference_logits(merged[slot], row.tokens)[-1]) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "way",
-    [{"kernels": plain.KERNELS._replace(few_rows=FEW_ROWS), "few_most": FEW_ROWS.most}, {}],
-    ids=["few", "joined"],
-)
-def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(family, way):
-    model, _ = family
-    found = []
-    for each in (with_fields(model, joined=None), with_fields(model, **way)):
-        driver, rows = AdaptedDriver(each), [Sequence() for _ in range(4)]
-        driver.slots = [0, 1, 2, 3]
-        driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
-        found.append([torch.cat(driver.step(decode=[(row, 7) for row in rows])) for _ in range(3)])
-    for one, other in zip(*found, strict=True):
-        assert relative_error(other, one) < TOLERANCE
-
-
 def test_rows_without_an_adapter_have_equal_logits_beside_rows_with_one(family):
-    model = with_fields(family[0], joined=None)
+    model, _ = family
     prompts = [prompt(length, length) for length in (9, 30)]
     plain, mixed = AdaptedDriver(model), AdaptedDriver(model)
     mixed.slots = [0, 2]
@@ -302,16 +272,18 @@ def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them
     tables = AdapterTables(config, 3, 8, params, below=True)
     for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
         for name, part in parts._asdict().items():
-            (matrix, bias), size = getattr(layer, name), lines * len(part.ends)
+            ((matrix,), bias, _), size = getattr(layer, name), lines * len(part.ends)
             assert part.down.data_ptr() == matrix.data_ptr() + matrix.nbytes
             assert part.down.shape == (4, len(part.ends) * 16, matrix.shape[1]) and not part.down.any()
             part.down.fill_(7.0)
-            assert all(map(torch.equal, (matrix, bias), getattr(alone, name)))
+            assert all(map(torch.equal, (matrix, bias), getattr(alone, name).named().values()))
             assert not bias.as_strided((size,), (1,), len(bias)).any(), "zeros are added to what is not the product's"
 
 
 def test_tables_go_below_matrices_while_they_are_small_beside_them():
     small = read_model_config(resolve_model_dir("demo"))
+    usual = replace(small, hidden_size=1024, intermediate_size=3072, heads=16, kv_heads=8, head_dim=128)
+    assert lines_below(usual, 8, 16) == 144, "eight adapters over 0.6B"
     large = replace(small, hidden_size=4096, intermediate_size=12288, heads=32, kv_heads=8, head_dim=128)
     assert [lines_below(large, *sizes) for sizes in ((4, 16), (8, 9), (4, 64), (1000, 16))] == [80, 144, 320, 0]
     assert lines_below(small, 4, 16) == 0

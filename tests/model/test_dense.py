@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 import torch
-from fused_reference import FEW_ROWS
 from model_harness import FAMILIES, reference, reference_logits
-from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
+from paging_driver import Driver, Sequence, load, prompt, relative_error
 from sharpest import sharpest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.base.config import EngineConfig
-from gapless.kernels import plain
 from gapless.model import attention
 from gapless.model.attention import plan_attention
-from gapless.model.dense import DenseModel
-from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 257, 2000)
@@ -246,27 +240,3 @@ def test_page_bytes_are_the_caches(ours):
 
 def test_no_rows_to_sample_is_fine(ours):
     assert ours.logits(torch.empty(0, ours.config.hidden_size)).shape == (0, ours.vocab_size)
-
-
-def test_fused_layers_give_what_separate_steps_do(ours):
-    """The short way of a decode batch, here of torch's own steps, against the long one."""
-    few = DenseModel.__new__(DenseModel)
-    few.__dict__ |= ours.__dict__ | {"kernels": plain.KERNELS._replace(few_rows=FEW_ROWS), "few_most": 32}
-    found = []
-    for model in (ours, few):
-        driver, rows = Driver(model, seed=3), [Sequence() for _ in range(4)]
-        driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
-        found.append([torch.cat(driver.step(decode=[(row, 7) for row in rows], inert=2, slack=3)) for _ in range(3)])
-        found[-1] += driver.step(decode=[(rows[0], 9)], chunks=[(rows[1], prompt(3))])
-    for one, other in zip(*found, strict=True):
-        assert relative_error(other, one) < TOLERANCE
-
-
-def test_few_rows_take_their_own_way_when_it_serves_every_matrix_and_one_row_always(tmp_path):
-    reference("qwen3").save_pretrained(tmp_path)
-    config, served = EngineConfig(model=str(tmp_path)), []
-    for refused in (None, 2):
-        numbers = itertools.count()
-        few = FEW_ROWS._replace(serves=lambda linear, at=numbers, no=refused: next(at) != no)
-        served.append(load_model(config, CPU, plain.KERNELS._replace(few_rows=few)).few_most)
-    assert served == [FEW_ROWS.most, 1]

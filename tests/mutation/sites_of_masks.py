@@ -25,16 +25,16 @@ from gapless.step.program import StepProgram
 
 def stale_mail(loop: Loop) -> None:
     """A request finds the mail of the row's last one, which had as many tokens. Lengths meet by chance alone."""
-    masks, mail = loop.masks, loop.launcher.executor.mail
+    masks, mail = loop.parts.masks, loop.launcher.executor.mail
     if masks is None:
         return  # as in engines on several devices, which take no matchers
-    admit = masks.admit
+    give_row = masks.give_row
 
     def with_a_ghost(key: int, row: int, generation: int, tokens: Any) -> None:
         mail.post(row, tag_of(generation - 1, len(tokens)), ~mail.new_mask())
-        admit(key, row, generation, tokens)
+        give_row(key, row, generation, tokens)
 
-    masks.admit = with_a_ghost  # type: ignore[method-assign]
+    masks.give_row = with_a_ghost  # type: ignore[method-assign]
 
 
 def believed(known: int) -> Callable[[], AbstractContextManager[None]]:
@@ -146,7 +146,7 @@ def stays_behind() -> AbstractContextManager[None]:
 
 def late_attendant(loop: Loop) -> None:
     """The attendant looks at one step of eight, so that rows are often given up before it has read their tokens."""
-    masks, looks = loop.masks, itertools.count()
+    masks, looks = loop.parts.masks, itertools.count()
     if masks is None:
         return
     answer = masks.answer

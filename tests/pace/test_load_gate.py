@@ -31,7 +31,7 @@ class Conversations:
         self.device = TimedDevice(times)
         self.loop = checksum_loop(self.device, SHAPE, None, host=host, kernels=native.load(), buckets=())
         if host is not None:
-            self.loop.transfers.warm_up()  # as an engine does when it is ready
+            self.loop.parts.transfers.warm_up()  # as an engine does when it is ready
         self._random, self._key = random.Random(1), 0
         self._known = [self._tokens(LENGTH - 96) for _ in range(COUNT)]
 
@@ -78,7 +78,7 @@ def test_a_tier_that_is_slower_than_computing_costs_little(times):
 def test_a_tier_that_becomes_faster_is_used_again():
     talk = Conversations(Times(page=30_000), PLENTY)
     talk.turns(5)
-    counts = talk.loop.transfers.host.counts
+    counts = talk.loop.parts.transfers.host.counts
     assert counts.slower > 8
     talk.device.times = Times()
     loaded = counts.loaded
@@ -124,7 +124,7 @@ def test_steps_as_large_as_a_small_budget_allows_are_measured():
     loop.submit(request(1, np.arange(200) % VOCAB, 4))
     while loop.requests:
         loop.turn()
-    gate = loop.transfers.host.gate
+    gate = loop.parts.transfers.host.gate
     for _ in range(2):
         gate.moved(HOST_SOURCE, 1, 10**9)
     assert not gate.pays(4, 1), "what a token takes is known"

@@ -22,12 +22,12 @@ def hosted(device, jobs, depth=8, shape=SHAPE, tweak=lambda loop: None, kernels=
     loop = checksum_loop(device, shape, depth, host=PLENTY, kernels=kernels)
     tweak(loop)
     play(loop, jobs)
-    contents, slots = contents_of(loop, jobs), loop.transfers.slots[0]
-    for digest, copy in loop.transfers.host.groups[0].copies.items():
+    contents, slots = contents_of(loop, jobs), loop.parts.transfers.slots[0]
+    for digest, copy in loop.parts.transfers.host.groups[0].copies.items():
         entries = slots[copy.slot].view(torch.int64).view(loop.launcher.executor.program.cache.data.shape[1:])
         if contents.knows(digest):
             contents.check(digest, entries, "a copy")
-    assert not loop.transfers.host.counts.refused, "what came back was not what was stored"
+    assert not loop.parts.transfers.host.counts.refused, "what came back was not what was stored"
     return loop
 
 
@@ -47,7 +47,7 @@ def test_row_050_pages_of_generated_tokens_are_stored():
     others = [Job(request(2 + key, tokens(9 + key, 40), 5), 60 + 30 * key, None) for key in range(2)]
     last = Job(request(9, known[:34], 5), 200, None)
     loop = hosted(SimDevice(1), [first, *others, last])
-    assert loop.transfers.host.counts.loaded == 33 // 4
+    assert loop.parts.transfers.host.counts.loaded == 33 // 4
 
 
 def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice():

@@ -33,7 +33,7 @@ class Member(World):
 
     def attach_lower(self) -> None:
         self.line, self.rotten = None, self._net.rotten
-        transfers = self.loop.transfers
+        transfers = self.loop.parts.transfers
         assert transfers is not None
         end = End(self._net, self.loop, *self._roles, self._check_given)
         line = self._net.open(self._member, end)
@@ -53,16 +53,16 @@ class Member(World):
 
     def flip(self) -> None:
         super().flip()
-        assert self.loop.transfers is not None
-        for group in self.loop.transfers.host.groups:
+        assert self.loop.parts.transfers is not None
+        for group in self.loop.parts.transfers.host.groups:
             self.rotten |= {
                 key_of(group.number, digest) for digest, copy in group.copies.items() if copy in self.flipped
             }
 
     def check_rest(self) -> None:
-        assert isinstance(self.loop.transfers, Transfers)
-        while self.loop.transfers.host.below.jobs:
-            self.loop.transfers.poll()
+        assert isinstance(self.loop.parts.transfers, Transfers)
+        while self.loop.parts.transfers.host.below.jobs:
+            self.loop.parts.transfers.poll()
         super().check_rest()
 
 

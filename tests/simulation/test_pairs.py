@@ -27,7 +27,7 @@ def test_no_seed_of_a_pair_fails_and_they_reach_what_they_are_for(guarded_steps)
     assert {world.scenario.depth for world in worlds} >= {*range(1, 9)}
     assert {world.scenario.grouped for world in worlds} == {False, True}
     assert sum(side.fetched for side in takes) > 50 and sum(side.fetched for side in gives) > 5
-    hosts = [side.loop.transfers.host for side in takes if side.loop.transfers is not None]
+    hosts = [side.loop.parts.transfers.host for side in takes if side.loop.parts.transfers is not None]
     assert sum(host.below.counts[0].lent for host in hosts) > 10
     assert sum(side.disproved for side in takes) > 1, "pages were meant to come spoiled, and to be refused"
     assert sum(side.engines > 1 for side in takes) > 1 and sum(side.engines > 1 for side in gives) > 1
@@ -40,7 +40,7 @@ def test_a_pair_has_no_race(guarded_steps):
     with guarded_steps.rest(), loops_under_no_race():
         world = PairWorld(draw(RACED))
         world.run()
-    assert world.takes.loop.transfers.host.below.counts[0].lent > 5
+    assert world.takes.loop.parts.transfers.host.below.counts[0].lent > 5
 
 
 def test_a_pair_gives_the_same_run_again():

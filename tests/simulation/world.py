@@ -397,9 +397,9 @@ class World:
     def flip(self) -> None:
         """Change a bit of every copy that can be loaded, including those that a peer has lent. On odd turns, also make
         the next load read a page that was bad when stored, and put it in doubt during the load."""
-        if self.loop.transfers is None:
+        if self.loop.parts.transfers is None:
             return
-        for group in self.loop.transfers.host.groups:
+        for group in self.loop.parts.transfers.host.groups:
             for copy in group.copies.values():
                 if copy.checksum is not None:
                     self._flip(copy)
@@ -408,7 +408,7 @@ class World:
 
     def _flip(self, copy: PageCopy) -> Int32s:
         """Change a bit of a copy, unseen by those who look for races; return the copy."""
-        transfers, group = self.loop.transfers, copy.group.number
+        transfers, group = self.loop.parts.transfers, copy.group.number
         assert transfers is not None
         lent = None if copy.lease is None else copy.lease.memory
         memory = np.frombuffer(transfers.memory[group] if lent is None else lent.data, np.uint8)
@@ -456,21 +456,21 @@ class World:
         """Others have taken all pages and slots that are at rest, and given them back."""
         for pool in self.loop.pools:
             pool.retire([pool.take() for _ in range(pool.available())], 0)
-        for group in self.loop.transfers.host.groups if self.loop.transfers is not None else ():
+        for group in self.loop.parts.transfers.host.groups if self.loop.parts.transfers is not None else ():
             for copy in [copy for copy in group.copies.values() if not copy.pins]:
                 copy.lose()
 
     def _change_adapters(self, kind: str) -> None:
         """A name gets another adapter, or one goes or comes back: requests that have come keep theirs."""
-        assert self.loop.adapters is not None
+        assert self.loop.parts.adapters is not None
         name = {"swap": "ann", "unload": "bob"}[kind]
         if kind == "unload" and name in self.numbers:
             del self.numbers[name]
-            self.loop.adapters.drop(name)
+            self.loop.parts.adapters.drop(name)
         else:
             self._swaps += kind == "swap"
             self.numbers[name] = NUMBERS[name] + self._swaps % 2
-            self.loop.adapters.put(name, contents_of(self.device, self.numbers[name]))
+            self.loop.parts.adapters.put(name, contents_of(self.device, self.numbers[name]))
 
     def _restart(self) -> None:
         """The engine is replaced: what was open ends with an error, and nothing of it may come back."""
@@ -508,7 +508,7 @@ class World:
         )
         self.model.pool = self.loop.pool
         self.attach_lower()
-        transfers = self.loop.transfers
+        transfers = self.loop.parts.transfers
         self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.pools
@@ -526,12 +526,12 @@ class World:
 
     def attach_lower(self) -> None:
         self.line: LateLine | None = None
-        if not self.scenario.lower or self.loop.transfers is None:
+        if not self.scenario.lower or self.loop.parts.transfers is None:
             return
         if any(fault.kind == "spoil" for fault in self._faults):
             self.below.clear()  # nobody has read what an engine that died had stored of bad KV
         self.line = LateLine(self.below, self.scenario.seed * 16 + self.engines)
-        host, slot = self.loop.transfers.host, self.loop.transfers.slot
+        host, slot = self.loop.parts.transfers.host, self.loop.parts.transfers.slot
         host.attach([self.line], slot, min(LOOKUP_NS, self.scenario.late_ns))
 
     def host_sizes(self) -> HostSizes | None:
@@ -570,18 +570,18 @@ class World:
         return Follower(self.loop, device, self._new_model(), random.Random(seed))
 
     def _stop_engine(self) -> None:
-        if self.loop.adapters is not None:
-            self.brought += self.loop.adapters.slots.loads
+        if self.loop.parts.adapters is not None:
+            self.brought += self.loop.parts.adapters.slots.loads
         self.preemptions += self.loop.planner.preemptions
         self.chained += self.loop.counters.chained_steps
         self.held += self.loop.counters.held_rows
         if self.loop.launcher.gate is not None:
-            self.accepted += int(self.loop.launcher.gate.counts.accepted.sum())
+            self.accepted += self.loop.launcher.gate.report().right
         self.compared += sum(follower.compared for follower in self.followers)
-        if self.loop.transfers is not None:
-            self.hosted += self.loop.transfers.host.counts.loaded
-            self.refused += self.loop.transfers.host.counts.refused
-            for counts in self.loop.transfers.host.below.counts:
+        if self.loop.parts.transfers is not None:
+            self.hosted += self.loop.parts.transfers.host.counts.loaded
+            self.refused += self.loop.parts.transfers.host.counts.refused
+            for counts in self.loop.parts.transfers.host.below.counts:
                 self.fetched += counts.loaded
                 self.disproved += counts.refused
         if self.tier is not None:
@@ -599,8 +599,8 @@ class World:
             self._check_index()
         if self._audit is not None:
             self._audit.check()
-        if self.loop.transfers is not None:
-            self.check_copies(self.loop.transfers)
+        if self.loop.parts.transfers is not None:
+            self.check_copies(self.loop.parts.transfers)
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
     def check_copies(self, transfers: Transfers) -> None:
@@ -640,20 +640,20 @@ class World:
 
     def check_rest(self) -> None:
         while self.line is not None and self.line.orders:
-            assert self.loop.transfers is not None
-            self.loop.transfers.poll()
+            assert self.loop.parts.transfers is not None
+            self.loop.parts.transfers.poll()
         if self.tier is not None:
             self.tier.drain()
         for follower in self.followers:
             follower.drain()
             follower.check_state(self.loop)
-        if self.loop.adapters is not None:
+        if self.loop.parts.adapters is not None:
             self.device.drain()
-            self.loop.adapters.poll()  # loads whose request was aborted, and adapters that are no longer needed
-            assert self.loop.adapters.contents.keys() == set(self.loop.adapters.names.values())
+            self.loop.parts.adapters.poll()  # loads whose request was aborted, and adapters that are no longer needed
+            assert self.loop.parts.adapters.contents.keys() == set(self.loop.parts.adapters.names.values())
         check_at_rest(self.loop)
-        if self.loop.transfers is not None:
-            host = self.loop.transfers.host
+        if self.loop.parts.transfers is not None:
+            host = self.loop.parts.transfers.host
             pinned = sum(group.pinned for group in host.groups)
             assert pinned == len(host.below.holding()), f"at rest, {pinned} copies in the host tier are pinned"
         if self.contents is not None:

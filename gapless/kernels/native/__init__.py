@@ -14,9 +14,10 @@ from torch import Tensor
 from gapless.base import host
 from gapless.device import build, compiling
 from gapless.kernels import pages, unpack
+from gapless.kernels.matrix import DENSE, Linear, Matrix
 from gapless.kernels.native import choice
 from gapless.kernels.native.choice import Way
-from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
+from gapless.kernels.seam import DecodeBatch, Kernels, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.unpack import unpacked
 from gapless.kernels.views import Counts
@@ -42,7 +43,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        NativeLinear,
+        {DENSE.name: NativeLinear},
         ops.rms_norm.default,
         ops.add_rms_norm.default,
         unpack.rope_and_write(ops.rope_and_write.default),
@@ -143,11 +144,12 @@ def chosen() -> list[str]:
     ]
 
 
-def draft_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def draft_linear(matrix: Matrix) -> Linear:
     """Make a layer of a drafting head, which decides no token: it keeps one byte per weight, or two if the processor
     cannot multiply bytes."""
+    assert matrix.layout is DENSE
     layer = ByteLinear if torch.ops.gapless.has_byte_dot() else NativeLinear
-    return layer(weight.float() if layer is ByteLinear else weight.bfloat16(), bias)
+    return layer(matrix.tensors[0].float() if layer is ByteLinear else matrix.tensors[0].bfloat16(), matrix.bias)
 
 
 class ByteLinear:

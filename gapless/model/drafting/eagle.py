@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gapless.base.errors import CheckpointError
 from gapless.kernels import native
+from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
@@ -96,7 +97,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
     new = partial(torch.empty, dtype=dtype, device=device)
     hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
-    layer = layer._replace(qkv=layer.qkv._replace(weight=new(len(layer.qkv.weight), 2 * hidden)))
+    layer = layer._replace(qkv=layer.qkv._replace(tensors=(new(len(layer.qkv.tensors[0]), 2 * hidden),)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
     params = HeadParams(
         new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
@@ -123,7 +124,7 @@ class EagleLayer(HeadLayer):
         table = rope_table(config.layer, model.max_model_len, device)
         super().__init__(model, config.layer, params.layer, params.norm, table, linear)
         self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
-        self._fuse, self.head = linear(params.fuse, None), linear(params.head, None)
+        self._fuse, self.head = linear(dense(params.fuse)), linear(dense(params.head))
         if len(params.offsets) < config.layer.vocab_size or params.offsets.any():  # san: ok(at load)
             self.tokens = params.offsets + torch.arange(len(params.offsets), device=device)
 
@@ -131,11 +132,11 @@ class EagleLayer(HeadLayer):
         return self._fuse(states)
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        normed, qkv = self.write(tokens, x, kv)
+        normed, y = self.enter(tokens, x)
         if self.normed_residual:
             x.copy_(normed)
-        return self.head(self.run(x, qkv, tokens, kv))
+        return self.head(self.run(x, y, tokens, kv))
 
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+    def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
-        return normed, self.project(torch.cat((self.embed(tokens, self.block.input_norm), normed), dim=1), tokens, kv)
+        return normed, torch.cat((self.embed(tokens, self.block.input_norm), normed), dim=1)

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.attention import decode_attention
+from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
-from gapless.kernels.seam import Linear
+from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, LayerRows, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.dense import NO_TAPS, DenseModel, LayerTaps, block_of
+from gapless.model.dense import NO_TAPS, Block, DenseModel, LayerTaps
 from gapless.model.drafting.draws import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
@@ -42,13 +43,11 @@ class HeadLayer:
 
     def __init__(
         self, model: DenseModel, config: ModelConfig, layer: Layer, norm: Tensor, table: Tensor,
-        linear: Callable[[Tensor, Tensor | None], Linear],
+        linear: Callable[[Matrix], Linear],
     ) -> None:  # fmt: skip
         """`config` is that of the layer, and `table` the rope's."""
         self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
-        self.heads, self.head_dim = config.heads, config.head_dim
-        self.block = block_of(layer, norm, linear)
-        self.rotation = Rotation(layer.qk_norm, self.eps, table)
+        self.block = Block.of(layer, norm, table, self.eps, linear)
         self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -59,27 +58,33 @@ class HeadLayer:
         """Run over a token of each row: logits [B, drafted]. x [B, H], the hidden states before, becomes its own."""
         raise NotImplementedError
 
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
-        """Write the KV of tokens; x [T, H] are the hidden states before them. Returns what the layer adds to, [T, H],
-        and the tokens' rotated queries, keys and values [T, heads, head_dim]."""
+    def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the layer adds to, and its input, both [T, H]. x [T, H] are the hidden states before tokens."""
         raise NotImplementedError
 
     def embed(self, tokens: PlaceTokens, norm: Tensor) -> Tensor:
         """Return the normed embeddings of tokens, [T, H]."""
         return self.kernels.rms_norm(self.model.embed(tokens.ids), norm, self.eps)
 
-    def project(self, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
-        """Write the KV of tokens from the layer's input y; return queries, keys and values as `write` does."""
-        qkv = self.block.qkv(y).view(len(y), -1, self.head_dim)
-        self.kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
-        return qkv
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
+        """Write the KV of tokens; x [T, H] are the hidden states before them."""
+        added, y = self.enter(tokens, x)
+        ops = self._ops(added, tokens, kv)
+        ops.write(ops.product(y, self.block.qkv), self.block.rotation, kv.layer)
 
-    def run(self, x: Tensor, qkv: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
-        """Add to x [B, H] what the layer computes of the queries in `qkv`; return its norm."""
-        kernels, block, rows = self.kernels, self.block, RowBatch(tokens.rows, tokens.kv_lens)
-        y = block.output(self.attend(qkv[:, : self.heads], kv, rows, self.head_dim**-0.5))
-        y = kernels.add_rms_norm(x, y, block.mlp_norm, self.eps)
-        return kernels.add_rms_norm(x, block.down(kernels.silu_mul(block.gate_up(y))), block.next_norm, self.eps)
+    def run(self, x: Tensor, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
+        """Add to x [B, H] what the layer computes of its input y, one token a row; return its norm."""
+        hidden: Tensor = self.block.run(self._ops(x, tokens, kv), y, kv.layer)
+        return hidden
+
+    def _ops(self, x: Tensor, tokens: PlaceTokens, kv: KV) -> SeparateOps:
+        batch = RowBatch(tokens.rows, tokens.kv_lens)
+        rows = LayerRows(TokenBatch(tokens.positions, tokens.slots), batch, kv.cache, kv.page_table)
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+            return self.attend(q, kv, batch, kv.cache.shape[5] ** -0.5)
+
+        return SeparateOps(x, rows, self.eps, self.kernels, attention)
 
 
 class RecurrentHead:

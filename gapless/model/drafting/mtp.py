@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError
+from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.draws import PlaceTokens
@@ -103,15 +104,15 @@ class MtpLayer(HeadLayer):
         linear = model.kernels.linear
         super().__init__(model, model.config, params.layer, params.norm, model.rope, linear)
         self.embedding_norm, self.hidden_norm, self.normed = params.embedding_norm, params.hidden_norm, params.normed
-        self.join = linear(params.join, None)
+        self.join = linear(dense(params.join))
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        joined, qkv = self.write(tokens, x, kv)
-        y = self.run(joined, qkv, tokens, kv)
+        joined, y = self.enter(tokens, x)
+        y = self.run(joined, y, tokens, kv)
         x.copy_(y if self.normed else joined)
         return self.model.logits(y)
 
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+    def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
         joined = self.join(torch.cat((self.embed(tokens, self.embedding_norm), normed), dim=1))
-        return joined, self.project(self.kernels.rms_norm(joined, self.block.input_norm, self.eps), tokens, kv)
+        return joined, self.kernels.rms_norm(joined, self.block.input_norm, self.eps)

@@ -1,0 +1,55 @@
+"""The general way through decoder layers: the vocabulary of `seam.LayerOps`, one operation after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gapless.kernels.seam import Kernels, LayerProduct
+from gapless.kernels.views import LayerRows, Rotation
+
+
+class SeparateOps:
+    """The general way: one operation after the other, for any rows, weights and kernels. Implements `LayerOps`.
+
+    `norm`, `product` and `gated` return tensors, so that a forward of another kind can compute between them.
+    """
+
+    def __init__(
+        self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
+        attention: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+    ) -> None:  # fmt: skip
+        """`attention`: (q [T, Q, D], k and v [T, K, D], layer) -> [T, Q * D], with the cache written."""
+        self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
+
+    def norm(self, weight: Tensor) -> Tensor:
+        return self.kernels.rms_norm(self.x, weight, self.eps)
+
+    def product(self, y: Tensor, product: LayerProduct) -> Tensor:
+        found = product.linear(y)
+        if self.rows.adapters is not None and product.part is not None:
+            self.kernels.adapt(y, found, self.rows.adapters, product.part)
+        return found
+
+    def write(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
+        """Do the first part of `attend`; return qkv [T, Q + 2K, D]."""
+        kv = self.rows.kv(layer)
+        qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
+        self.kernels.rope_and_write(qkv, rotation, kv, self.rows.tokens)
+        return qkv
+
+    def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
+        qkv, kv_heads = self.write(qkv, rotation, layer), self.rows.cache.shape[4]
+        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        return self.attention(q, k, v, layer)
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)
+
+    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
+        return self.kernels.silu_mul(self.product(y, product))
+
+    def end(self, y: Tensor) -> Tensor:
+        return y

@@ -1,0 +1,109 @@
+"""The requests of a loop, from their submission to their end."""
+
+from __future__ import annotations
+
+from gapless.base.errors import RequestError
+from gapless.base.part import Hooks, Part
+from gapless.base.records import Request, StepPlan
+from gapless.loop.steplog import StepLog
+from gapless.memory.rows import RowTable
+from gapless.plan.planner import Planner
+from gapless.plan.room import check_fits
+from gapless.plan.row import RowSpec
+from gapless.step.wishes import wish_words
+
+
+class Unserved(Part):
+    """Refuses requests for features that a loop lacks."""
+
+    def __init__(self, adapters: bool, masks: bool) -> None:
+        """`adapters` and `masks`: whether another part serves them."""
+        self._adapters, self._masks = adapters, masks
+
+    def check(self, request: Request) -> Request:
+        name = request.params.masked_by
+        if name and not self._masks:
+            raise RequestError(f"{name}: this engine's device shares no memory with the host; leave it out", name)
+        if request.adapter and not self._adapters:
+            raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")
+        return request
+
+
+class Requests(dict[int, Request]):
+    """Requests that have not ended, by key."""
+
+    def __init__(self, planner: Planner, rows: RowTable, hooks: Hooks, log: StepLog, speculates: bool) -> None:
+        """`speculates`: whether rows may have drafts."""
+        super().__init__()
+        self._planner, self._rows, self._hooks, self._log, self._speculates = planner, rows, hooks, log, speculates
+        self._arrivals = 0
+        self.fresh: set[int] = set()
+        """Keys of requests that no step has admitted yet."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises QueueFullError, or RequestError if it could never run."""
+        check_fits(request, self._planner.pages.pools[0], self._rows)
+        for part in self._hooks.check:
+            request = part.check(request)
+        asked = self._asked(request)
+        idle = not self._planner.wanting
+        self._planner.add(asked, request.tokens)
+        self._arrivals += 1
+        self[request.key] = request
+        self.fresh.add(request.key)
+        try:
+            for part in self._hooks.begin:
+                part.begin(request)
+        except RequestError:
+            self.abort(request.key)
+            raise
+        if idle:
+            self._log.work_came()
+
+    def _asked(self, request: Request) -> RowSpec:
+        params, leases = request.params, request.params.leases
+        for name in leases:
+            if not self._rows.slots[name].size:
+                raise RequestError(f"this engine was built with no slots of {name!r}, which the request needs")
+        return RowSpec(
+            request.key, len(request.tokens), request.max_len, request.priority, self._arrivals, request.salt,
+            request.adapter, (*leases, request.adapter) if request.adapter else leases,
+            fill=len(wish_words(request)) if leases else 0,
+            to_score=0 if params.prompt_logprobs is None else len(request.tokens) - 1,
+            sends_past=bool(leases) or (self._speculates and request.most_drafts > 0),
+            held=bool(params.masked_by),
+            transfer=request.transfer,
+        )  # fmt: skip
+
+    def abort(self, key: int) -> None:
+        """End a request without further tokens; steps in flight run on, their tokens are dropped. Unknown keys are
+        ignored."""
+        if key in self:
+            self.fresh.discard(key)
+            self._planner.abort(key)
+            self._left(key)
+
+    def end(self, number: int, failed: bool) -> None:
+        """End the request of a row, which finished, or `failed` for its logits or KV."""
+        row = self._planner.by_row[number]
+        assert row is not None, f"row {number} ended twice"
+        (self._planner.fail if failed else self._planner.finish)(row)
+        self._left(row.key)
+
+    def _left(self, key: int) -> None:
+        request = self.pop(key)
+        for part in self._hooks.end:
+            part.end(request)
+
+    def admitted(self, plan: StepPlan) -> list[tuple[int, int]]:
+        """Count the requests that a launched plan admits. Returns their keys and first computed positions."""
+        counters = self._log.counters
+        for admission in plan.admissions:
+            if admission.key in self.fresh:  # a preempted one was counted before
+                self.fresh.remove(admission.key)
+                counters.admitted_tokens += len(self[admission.key].tokens)
+                counters.admitted_cached += admission.start
+                counters.admitted_loaded += admission.loaded
+            counters.prefix_queries += admission.length
+            counters.prefix_hits += admission.start
+        return [(admission.key, admission.start) for admission in plan.admissions]
