@@ -127,7 +127,7 @@ def build_loop(
     page_writes, row_writes = _page_writes(sizes, len(groups), width * ahead)
     steps = controllers.depth(depth, chain)
     ledger = Ledger()
-    pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
+    pools = [PagePool(sizes.pages, sizes.page_size, ledger, group.rule) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
