@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gapless.base.params import PARAMS
-from gapless.server.protocol import UNSUPPORTED, CompletionRequest, parse
+from gapless.server.dialects.completions import CompletionRequest
+from gapless.server.protocol import UNSUPPORTED, parse
 from gapless.step.lanes import LANES
 
 
