@@ -32,8 +32,9 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
 from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
+from gapless.engine.stats import Stats, collect
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
@@ -45,7 +46,6 @@ from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.events import PageEvents
-from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.forms import no_guesses
@@ -208,34 +208,10 @@ class EngineCore:
         return refused
 
     def stats(self) -> Stats:
-        loop, counters = self.loop, self.loop.counters
-        # Over all groups, so that the counts add up to the total, and match the page map.
-        pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
-        timeline = loop.account()
-        drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched, paused = len(self._matched), self.held
-        return Stats(
-            running=loop.planner.room.running,
-            waiting=len(loop.planner.waiting) + matched * paused,
-            in_flight=loop.in_flight,
-            pages_total=sum(pages),
-            **{f"pages_{state}": count for state, count in pages._asdict().items()},
-            preemptions=loop.planner.preemptions,
-            depth=loop.depth,
-            masks=loop.parts.masks.written if loop.parts.masks else 0,
-            drafts=drafts.drafts if drafts else 0,
-            draft_tokens=drafts.draft_tokens if drafts else 0,
-            verified=tuple(drafts.verified.tolist()) if drafts else (),
-            accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.parts.masks.ns if loop.parts.masks else 0,
-            device_allocations=self._device.allocations() - self._allocations,
-            grammars_waiting=self._compiler.waiting + matched * (not paused),
-            **self._compiler.totals(),
-            **(loop.parts.transfers.totals() if loop.parts.transfers else {}),
-            generation_tokens=loop.rows.appended,
-            **vars(counters),
-            **timeline.totals(),
-        )
+        matched, held = len(self._matched), self.held
+        grammars = self._compiler.report(ready=0 if held else matched)
+        allocations = self._device.allocations() - self._allocations
+        return collect(self.loop, matched if held else 0, grammars, allocations)
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         return self.loop.records.after(step, since)

@@ -13,10 +13,10 @@ from gapless.base.part import Hooks
 from gapless.base.records import Flag, Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
 from gapless.loop.parts import Parts
-from gapless.loop.records import StepRing, chunk_records
+from gapless.loop.records import StepCounts, StepRing, chunk_records
 from gapless.loop.requests import Requests
 from gapless.loop.settle import Settler
-from gapless.loop.steplog import Counters, StepLog
+from gapless.loop.steplog import StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import PagePool
@@ -311,7 +311,7 @@ class Loop:
         return self._depth.now(self.planner.queued)
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> StepCounts:
         return self.log.counters
 
     @property

@@ -16,6 +16,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from gapless.base.errors import RequestError
 from gapless.base.part import Part
 from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, StepPlan, TokenTexts
 from gapless.device import Device, Fence
+from gapless.loop.records import MaskCounts
 from gapless.memory.rows import RowTable
 from gapless.step.launcher import Flight
 from gapless.step.mail import IN_ORDER, Mail, tag_of
@@ -106,21 +108,17 @@ class Masks(Part):
         """The attendant's: tokens for the copies of these rows' matchers"""
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
-        self._written = self._ns = 0
+        self._counts = MaskCounts()
         self._began = 0
         """Start of the matcher that the attendant runs; 0: none"""
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._natives
 
-    @property
-    def written(self) -> int:
-        return self._written + (self.threads.written if self.threads else 0)
-
-    @property
-    def ns(self) -> int:
-        """Total time from reading the mail to posting each mask."""
-        return self._ns + (self.threads.ns if self.threads else 0)
+    def report(self) -> MaskCounts:
+        """Return the counts of the attendant and of the threads."""
+        counts, threads = self._counts, self.threads
+        return MaskCounts(counts.written + threads.written, counts.ns + threads.ns) if threads else replace(counts)
 
     def check(self, request: Request) -> Request:
         """Raise RequestError if the masks of this request's matcher cannot be made."""
@@ -265,8 +263,8 @@ class Masks(Part):
                 row.matcher.advance(tokens)
             row.length += len(tokens)
             self._post(row)
-            self._written += 1
-            self._ns += time.monotonic_ns() - since
+            self._counts.written += 1
+            self._counts.ns += time.monotonic_ns() - since
         except BaseException as error:
             self._fail(row, error)
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
+from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
@@ -15,32 +15,6 @@ Copies = tuple[int, int, int, int]
 
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
-
-
-class Counters:
-    """Counters of the loop. They only grow."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.admitted_tokens = 0
-        self.admitted_cached = 0
-        self.admitted_loaded = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.declined_depth = 0
-        self.declined_ring = 0
-        self.declined_capture = 0
-        self.declined_queue = 0
-        self.captures_refused = 0
-        self.graph_steps = 0
-        self.graph_misses = 0
-        self.chained_steps = 0
-        self.dropped_identity = 0
-        self.held_rows = 0
-        self.over_itl_rows = 0
-        self.over_itl_chunk = 0
-        self.over_itl_late = 0
 
 
 class Measured(NamedTuple):
@@ -62,7 +36,7 @@ class StepLog:
         """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
         self.records = StepRing()
         self.timeline = Timeline()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self.forgot = False
         """Whether the counters were reset: the engine's start has ended."""
         self._clock, self._copies = clock, copies
@@ -133,7 +107,7 @@ class StepLog:
 
     def interrupted(self) -> None:
         """Count a wait without an ended step."""
-        self.timeline.wait += self._clock() - self._observing_at
+        self.timeline.host.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
@@ -172,12 +146,10 @@ class StepLog:
         if flight.plan.step == self._held_by:
             self._held_until = on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, self._in_vain)
+        self._in_vain = False
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
-        if self._in_vain:
-            self.timeline.in_vain(end - start)
-            self._in_vain = False
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
         return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
@@ -198,7 +170,7 @@ class StepLog:
         """Reset all counters."""
         self.forgot = True
         self.records.clear()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self.timeline = Timeline()
         self._accounted = self.records.ended
         self.timeline.begin(self._clock())
