@@ -44,7 +44,7 @@ def lines_of(response):
 
 
 def test_a_dialect_answers_streamed_and_whole_with_the_same_text():
-    with serving(dialect=("ollama",)) as server, server.client() as client:
+    with serving(dialects=("ollama",)) as server, server.client() as client:
         asked = {"prompt": "hi", "options": {"num_predict": 5}}
         *parts, end = lines_of(client.post(ROUTE, json=asked))
         whole = client.post(ROUTE, json={**asked, "stream": False}).json()
@@ -55,7 +55,7 @@ def test_a_dialect_answers_streamed_and_whole_with_the_same_text():
 
 
 def test_a_dialect_has_the_limits_the_keys_and_the_description_of_every_route():
-    with serving(dialect=("ollama",), api_key=("k",), max_body_bytes=200) as server, server.client() as client:
+    with serving(dialects=("ollama",), api_key=("k",), max_body_bytes=200) as server, server.client() as client:
         refused = [
             (401, client.post(ROUTE, json={"prompt": "hi"})),
             (413, client.post(ROUTE, json={"prompt": "x" * 300}, headers=KEY)),
@@ -89,14 +89,14 @@ def test_a_dialect_is_served_only_if_it_is_named():
     ],
 )
 def test_a_dialect_that_cannot_be_used_is_refused_at_the_start(name, fault):
-    with pytest.raises(ConfigError, match=re.escape(fault)), serving(dialect=(name,)):
+    with pytest.raises(ConfigError, match=re.escape(fault)), serving(dialects=(name,)):
         pass
 
 
 @pytest.mark.process
 def test_gapless_serve_answers_in_a_dialect_that_a_flag_names(package, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
-    server = Server("demo", "--device", "cpu", "--dialect", "ollama")
+    server = Server("demo", "--device", "cpu", "--dialects", "ollama")
     try:
         asked = {"prompt": "12 + 30 =", "options": {"num_predict": 8, "temperature": 0}}
         *parts, end = lines_of(httpx.post(server.base + ROUTE, json=asked, timeout=60))
