@@ -14,7 +14,6 @@ from typing import NamedTuple
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.offload.copies import GroupCopies, Lease, PageCopy
 from gapless.offload.search import Search
-from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierAnswer, TierPage, TierRelease, key_of
 from gapless.offload.tiers.worker import TierWorker
 from gapless.pace.load_gate import PAGE_WEIGHT, LoadGate
@@ -120,7 +119,7 @@ class LowerTiers:
         """Number of the running load of each key"""
         self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
         """Copies to store, and names of requests whose end follows all stores before"""
-        self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerWorker)}
+        self._peers = {place: line.exchange for place, line in enumerate(lines) if line.exchange is not None}
         self._giving = [place for place, line in self._peers.items() if line.gives]
         self._storing = [0 for _ in lines]
         """Copies under stores to each tier"""

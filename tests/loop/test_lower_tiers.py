@@ -346,7 +346,7 @@ def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
     sent, size = [], 4 << 20
     line = SimpleNamespace(
         store=lambda job, some: sent.append((job, len(some))), load=lambda job, some, _: sent.append((job, len(some))),
-        ask=lambda *_: None,
+        ask=lambda *_: None, exchange=None,
     )  # fmt: skip
     tiers = LowerTiers((line,), lambda group, slot: memoryview(bytes(size)), lambda: 0, 1, 1, LoadGate())
     group = GroupCopies(0, PagePool(3000, 16, Ledger()), 3000, HostCounts())
