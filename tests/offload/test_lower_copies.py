@@ -7,7 +7,7 @@ from test_host_copies import World as HostWorld
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.memory.groups import WindowRule
-from gapless.offload import below as lower
+from gapless.offload import lower
 from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierAnswer, key_of
 
