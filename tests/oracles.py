@@ -34,7 +34,7 @@ from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.pace.draft_gate import Verify
-from gapless.step.keys import AdjustKey
+from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.sim import SimDevice
@@ -113,8 +113,7 @@ def tally(loop: Loop) -> Counter[str]:
     if loop.parts.transfers is not None:
         moved = loop.parts.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
-    if loop.parts.masks is not None:
-        masks = loop.parts.masks
+    if (masks := loop.parts.masks) is not None:
         found.update(written=masks.threads.written if masks.threads else masks.report().written)
     return found
 

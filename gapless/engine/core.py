@@ -48,10 +48,9 @@ from gapless.loop.watchdog import Watchdog, patience
 from gapless.memory.events import PageEvents
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
-from gapless.model.drafting.forms import no_guesses
-from gapless.model.drafting.prompt_lookup import PromptLookup
-from gapless.model.drafting.suffixes import SuffixLookup
+from gapless.model.drafting import DRAFTERS
 from gapless.model.loader import dtype_of, load_drafter, load_model
+from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
 from gapless.step.speculation import Speculation
@@ -313,6 +312,7 @@ def _build_on(
                 speculation=drafting,
                 processors=processors,
                 host=host_sizes(config),
+                controllers=Controllers.named(config.controllers),
             ),
         )
     try_out(loop.launcher.program, device, exact=config.batch_invariant)
@@ -343,9 +343,9 @@ def _build_on(
         if kernels.ahead is not None:
             with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
-        # After libraries have allocated their workspaces: torch's products, 32 MiB.
-        step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
-        device.reserve(step.eager, step.graphs)
+        if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
+            step = step_bytes(config, model, device.caps, sizes.rows, sizes.step_tokens)
+            device.reserve(step.eager, step.graphs)
         with _timed(spent, "warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.caps.own_memory)
         with _timed(spent, "graphs"):
@@ -366,14 +366,9 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Spec
         return None
     rows = config.max_num_seqs or device.caps.rows
     drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
-    if asked.method == "ngram":
-        return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
-    if asked.method == "grammar":
-        return Speculation(drafts, no_guesses, most)
-    if asked.method == "suffix":
-        suffixes = SuffixLookup.of(asked, device.torch_device)
-        learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None
-        return Speculation(drafts, suffixes, most, learner=learner)
+    if make := DRAFTERS.get(asked.method):
+        drafter, learner = make(asked, device.torch_device)
+        return Speculation(drafts, drafter, most, learner=learner)
     return Speculation(drafts, None, most, load_drafter(config, model, rows))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.base.params import Lane
+from gapless.base.params import SLOT_LANE
 from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
@@ -31,20 +31,19 @@ from gapless.offload.host import LATE_NS, HostTier
 from gapless.offload.transfers import Transfers, slot_bytes
 from gapless.offload.waits import LEAST_TOKENS, TierSource
 from gapless.pace.chunk_limit import ChunkLimit
-from gapless.pace.depth import Depth
-from gapless.pace.draft_gate import DraftGate
+from gapless.pace.controllers import CONTROLLERS, Controllers
 from gapless.pace.load_gate import LoadGate
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
 from gapless.step.executor import Executor
 from gapless.step.graphs import GOING_ON, MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
-from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher
+from gapless.step.listing import Lanes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
-from gapless.step.program import StepProgram
+from gapless.step.program import RowOptions, StepProgram
 from gapless.step.speculation import Speculation
 
 AHEAD = 16
@@ -106,6 +105,7 @@ def build_loop(
     speculation: Speculation | None = None,
     processors: tuple[Processor, ...] = (),
     host: HostSizes | None = None,
+    controllers: Controllers = CONTROLLERS,
     parts: tuple[Part, ...] = (),
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
@@ -125,13 +125,14 @@ def build_loop(
     width = speculation.places if speculation else program.width
     ahead = AHEAD if speculation else 1
     page_writes, row_writes = _page_writes(sizes, len(groups), width * ahead)
-    steps = Depth(depth, chain)
+    steps = controllers.depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group.rule) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
-    rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
+    rows.slots[SLOT_LANE] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
-    chunk_limit = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    limits_chunks = bounds_stalls or max_itl_ns or controllers.chunk_limit is not ChunkLimit
+    chunk_limit = controllers.chunk_limit(max_itl_ns) if limits_chunks else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
         history + WISH_WORDS, ahead, chunk_limit.tokens if chunk_limit else None,
@@ -144,7 +145,8 @@ def build_loop(
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
     kernels = kernels or choose(device.caps.kernels)
-    steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
+    options = RowOptions(sizes.slots, speculation, processors)
+    steps_of = program(model, tables, cache, kernels, outbox, options)
     decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
     shapes = GraphShapes(
         decode if device.caps.captures else (),
@@ -162,17 +164,21 @@ def build_loop(
     slots, fill = steps.most + 1, limits.fill + PAGE_WORDS * page_writes
     executor = Executor(device, steps_of, shapes.words, slots, slots + steps.longest - 1, fill)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
-    gate = DraftGate(sizes.rows, speculation.rows, speculation.sizes, speculation.head is None) if speculation else None
+    gate = speculation and controllers.draft_gate(
+        sizes.rows, speculation.rows, speculation.sizes, speculation.head is None
+    )
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
     shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
-    masks = Masks(device, executor.mail, rows) if masked else None
+    masks = Masks(device, executor.buffers.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     source: PageSource = NO_SOURCE
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
-        tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
+        # Half of a step's budget: decoding rows take their part of it.
+        load_gate = controllers.load_gate(host.weighs, min(host.least_tokens, sizes.step_tokens // 2))
+        tier = _host_tier(device, host, pools, ledger, load_gate, slot_bytes(cache))
         source = TierSource(tier, index, pools, host.least_tokens)
         transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
     planner = Planner(limits, pools, rows, ledger, index, source)
@@ -194,12 +200,10 @@ def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:
 
 
 def _host_tier(
-    device: Device, host: HostSizes, pools: list[PagePool], ledger: Ledger, step_tokens: int, page_bytes: int
+    device: Device, host: HostSizes, pools: list[PagePool], ledger: Ledger, gate: LoadGate, page_bytes: int
 ) -> HostTier:
     """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
     slots = (host.nbytes + host.given) // page_bytes
     if not slots:
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
-    # Half of a step's budget: decoding rows take their part of it.
-    gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.late_ns, gate)

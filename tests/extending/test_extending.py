@@ -48,7 +48,3 @@ class Tree:
 @pytest.mark.parametrize("before", ["", PLAIN], ids=["native", "plain"])
 def test_an_added_sampling_parameter_changes_tokens(tmp_path, before):
     Tree(tmp_path, "sampling-parameter").check_program(before)
-
-
-def test_an_added_model_gives_the_tokens_of_transformers(tmp_path):
-    Tree(tmp_path, "model").check_program()

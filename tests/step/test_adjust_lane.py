@@ -1,4 +1,4 @@
-"""`process`: which rows a processor changes, what it is given, and in which order several run."""
+"""The adjust lane's processors: which rows a processor changes, what it is given, and in which order several run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gapless.device import CpuDevice
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH, PROCESSORS
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.loop.build import Sizes
-from gapless.loop.steplog import Counters
+from gapless.loop.records import StepCounts
+from gapless.step.lanes.adjust import AdjustLane
 from gapless.step.processors import Processor, process
-from gapless.step.wishes import wish_words
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
 
@@ -56,7 +56,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     request = Request(
         0, np.zeros(3, np.int32), SamplingParams(), 0, (), 0, 8, processors=((1, (2.0,)), (0, (0.5, 3.0)))
     )  # fmt: skip
-    words = wish_words(request)
+    words = AdjustLane().wishes(request)
     slots.wishes[2, : len(words)] = torch.from_numpy(words)
     before, seen = slots.adjusted[0, 2].clone(), []
 
@@ -74,7 +74,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     assert torch.equal(slots.adjusted[0, 2], (before + 3) * 2)
 
 
-def tokens_of(kind: str, asks: dict) -> tuple[list[list[int]], Counters]:
+def tokens_of(kind: str, asks: dict) -> tuple[list[list[int]], StepCounts]:
     """Eight greedy rows, one of which may ask, in an engine that has captured what is likely."""
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(1, "eager")
     shape = Sizes(8, 32, 33, 8, 32, queue=8, slots=8)
