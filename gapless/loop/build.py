@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.base.params import Lane
+from gapless.base.params import SLOT_LANE
 from gapless.base.part import Part
 from gapless.device import Device
 from gapless.kernels.choose import choose
@@ -38,12 +38,12 @@ from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
 from gapless.step.executor import Executor
 from gapless.step.graphs import GOING_ON, MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
-from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher
+from gapless.step.listing import Lanes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
-from gapless.step.program import StepProgram
+from gapless.step.program import RowOptions, StepProgram
 from gapless.step.speculation import Speculation
 
 AHEAD = 16
@@ -129,7 +129,7 @@ def build_loop(
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group.rule) for group in groups]
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
-    rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
+    rows.slots[SLOT_LANE] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits_chunks = bounds_stalls or max_itl_ns or controllers.chunk_limit is not ChunkLimit
     chunk_limit = controllers.chunk_limit(max_itl_ns) if limits_chunks else None
@@ -145,7 +145,8 @@ def build_loop(
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
     kernels = kernels or choose(device.caps.kernels)
-    steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
+    options = RowOptions(sizes.slots, speculation, processors)
+    steps_of = program(model, tables, cache, kernels, outbox, options)
     decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
     shapes = GraphShapes(
         decode if device.caps.captures else (),
@@ -169,7 +170,7 @@ def build_loop(
     launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
     shared = not device.caps.own_memory or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
-    masks = Masks(device, executor.mail, rows) if masked else None
+    masks = Masks(device, executor.buffers.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     source: PageSource = NO_SOURCE
     transfers = None

@@ -53,10 +53,6 @@ def test_an_added_sampling_parameter_changes_tokens(tmp_path, before):
     Tree(tmp_path, "sampling-parameter").check_program(before)
 
 
-def test_an_added_model_gives_the_tokens_of_transformers(tmp_path):
-    Tree(tmp_path, "model").check_program()
-
-
 def test_an_added_tier_loads_the_pages_that_it_stored(tmp_path):
     tree, package = Tree(tmp_path, "tier"), tmp_path / "sqlite_tier"
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
