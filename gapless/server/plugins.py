@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from gapless.base.errors import ConfigError
+from gapless.base.plug_ins import check_name, load
 from gapless.server.auth import Access
 from gapless.server.endpoint import Dialect, RouteEntry
 
-PLUG_INS = "gapless.dialects"
+DIALECT_PLUG_INS = "gapless.dialects"
 """Entry points of this group are dialects: their names, and a `Dialect` each."""
 
 
@@ -29,15 +29,8 @@ def plugged(names: Sequence[str], routes: Sequence[RouteEntry]) -> list[Dialect]
 
 
 def _loaded(name: str) -> Dialect:
-    points = {point.name: point for point in entry_points(group=PLUG_INS)}
-    if name not in points:
-        installed = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"dialects: {name!r} is not installed; entry points of {PLUG_INS}: {installed}")
-    where = f"dialects: {name} ({points[name].value})"
-    try:
-        dialect = points[name].load()
-    except Exception as error:
-        raise ConfigError(f"{where} cannot be imported: {error}") from error
+    check_name("dialect", name, (), DIALECT_PLUG_INS)
+    dialect = load(DIALECT_PLUG_INS, name, "dialect")
     if not isinstance(dialect, Dialect):
-        raise ConfigError(f"{where} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
+        raise ConfigError(f"dialect: {name} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
     return dialect
