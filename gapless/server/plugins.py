@@ -29,8 +29,8 @@ def plugged(names: Sequence[str], routes: Sequence[RouteEntry]) -> list[Dialect]
 
 
 def _loaded(name: str) -> Dialect:
-    check_name("dialect", name, (), DIALECT_PLUG_INS)
-    dialect = load(DIALECT_PLUG_INS, name, "dialect")
+    check_name("dialects", name, (), DIALECT_PLUG_INS)
+    dialect = load(DIALECT_PLUG_INS, name, "dialects")
     if not isinstance(dialect, Dialect):
-        raise ConfigError(f"dialect: {name} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
+        raise ConfigError(f"dialects: {name} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
     return dialect
