@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from gapless.base.errors import ConfigError
+from gapless.base.plug_ins import check_name, load
 from gapless.server.auth import Access
 from gapless.server.endpoint import Dialect, RouteEntry
 
@@ -29,15 +29,8 @@ def plugged(names: Sequence[str], routes: Sequence[RouteEntry]) -> list[Dialect]
 
 
 def _loaded(name: str) -> Dialect:
-    points = {point.name: point for point in entry_points(group=DIALECT_PLUG_INS)}
-    if name not in points:
-        installed = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"dialects: {name!r} is not installed; entry points of {DIALECT_PLUG_INS}: {installed}")
-    where = f"dialects: {name} ({points[name].value})"
-    try:
-        dialect = points[name].load()
-    except Exception as error:
-        raise ConfigError(f"{where} cannot be imported: {error}") from error
+    check_name("dialects", name, (), DIALECT_PLUG_INS)
+    dialect = load(DIALECT_PLUG_INS, name, "dialects")
     if not isinstance(dialect, Dialect):
-        raise ConfigError(f"{where} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
+        raise ConfigError(f"dialects: {name} must be a gapless.server.endpoint.Dialect, got {type(dialect).__name__}")
     return dialect

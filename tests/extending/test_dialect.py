@@ -81,7 +81,7 @@ def test_a_dialect_is_served_only_if_it_is_named():
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("other", "'other' is not installed; entry points of gapless.dialects: broken, ollama, open, taken, wrong"),
+        ("other", "dialects must be one of broken, ollama, open, taken, wrong, got 'other'"),
         ("broken", "cannot be imported: No module named 'no_such_module'"),
         ("wrong", "must be a gapless.server.endpoint.Dialect, got type"),
         ("open", "open opens /api/generate to all: its access must be USER or OPERATOR"),
