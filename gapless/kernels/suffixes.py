@@ -45,7 +45,7 @@ def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> 
 
 
 def _noted(old: Tensor, tenant: Tensor, digest: Tensor, token: Tensor) -> Tensor:
-    """Return entries int32 [N, SUFFIX_WORDS] in which `token` followed."""
+    """Return entries int32 [N, SUFFIX_WORDS] that record `token` as the one that followed."""
     known = _is_of(old, tenant, digest)
     seen, same = torch.where(known, old[:, L.SEEN] + 1, 1), torch.where(known, old[:, L.SAME], 1)
     agrees = known & (old[:, L.NEXT] == token)

@@ -104,7 +104,7 @@ class Adapter(NamedTuple):
     rank: int
     scale: float
     weights: Mapping[tuple[int, str, str], Tensor]
-    """(layer, module, kind) -> the tensor: self_attn.q_proj, say; kind A is [rank, in], kind B [out, rank]"""
+    """(layer, module such as self_attn.q_proj, kind) -> the tensor; kind A is [rank, in], kind B [out, rank]"""
     digest: str
     """SHA-256 of its files"""
 
