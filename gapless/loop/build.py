@@ -145,8 +145,7 @@ def build_loop(
     most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
     kernels = kernels or choose(device.caps.kernels)
-    options = RowOptions(sizes.slots, speculation, processors)
-    steps_of = program(model, tables, cache, kernels, outbox, options)
+    steps_of = program(model, tables, cache, kernels, outbox, RowOptions(sizes.slots, speculation, processors))
     decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
     shapes = GraphShapes(
         decode if device.caps.captures else (),
