@@ -17,7 +17,7 @@ from gapless.text.items import Change, ItemKind, ReplyItem, Step
 SIGNATURE = "unsigned"
 """Stands where the API signs the thinking of its own models: clients send it back, and it is not looked at."""
 PING_SECONDS = 10.0
-"""Tokens without events, such as those of hidden thinking, are a ping after this time: proxies cut silent streams."""
+"""Tokens without events, such as hidden thinking, are a ping after this time: proxies cut silent streams."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _KINDS = {ItemKind.TEXT: "text", ItemKind.REASONING: "thinking"}
 """Types of blocks, and their fields of text"""
