@@ -13,6 +13,7 @@ from gapless.step.launcher import Flight
 
 Copies = tuple[int, int, int, int]
 
+NOT_HELD = (0, 0)
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
 
@@ -63,15 +64,14 @@ class StepLog:
         self.records = StepRing()
         self.timeline = Timeline()
         self.counters = Counters()
-        self.forgot = False
-        """Whether the counters were reset: the engine's start has ended."""
         self._clock, self._copies = clock, copies
-        self._accounted = 0
         # Times before the next launch, for its record.
-        self._work_at = self._held_by = self._held_until = 0
+        self._work_at = 0
+        self._held = NOT_HELD
+        """The step that the depth limit waits for, and the time of its tokens' arrival or of awaited pages'"""
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
-        self._waited = self._in_vain = False
+        self._waited = False
         self._held_rows = 0
 
     # Launching.
@@ -89,7 +89,7 @@ class StepLog:
 
     def held_by(self, step: int) -> None:
         """Note that the depth limit delays the next launch until this step ends."""
-        self._held_by = step
+        self._held = step, 0
 
     def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
         """Record the first step of a visit. Returns the visit's host time up to its packet, ns.
@@ -102,11 +102,11 @@ class StepLog:
         records.begin(
             flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
-            self._work_at, self._held_by, self._held_until,
+            self._work_at, *self._held,
             planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
             flight.decision.missed, False,
         )  # fmt: skip
-        self._work_at = self._held_by = self._held_until = 0
+        self._work_at, self._held = 0, NOT_HELD
         return packed_at - (self._left_at if flying else planning_at)
 
     def chained(self, flight: Flight, before: Flight) -> None:
@@ -139,7 +139,7 @@ class StepLog:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
         self.interrupted()
         if copies:
-            self._held_until = self._clock()
+            self._held = self._held[0], self._clock()
         else:
             self.work_came()
 
@@ -154,11 +154,12 @@ class StepLog:
         counters.graph_misses += flight.decision.missed
         counters.prompt_tokens += flight.plan.chunk_tokens
 
-    def held(self, rows: int, in_vain: bool) -> None:
+    def held(self, flight: Flight, rows: int, in_vain: bool) -> None:
         """Note rows held by the observed step; `in_vain`: all that sampled, in a step without prompts."""
         self.counters.held_rows += rows
         self._held_rows = rows
-        self._in_vain = in_vain
+        if in_vain:
+            self.timeline.in_vain(_time(flight.ended) - _time(flight.started))
 
     def over_max_itl(self, cause: OverrunCause) -> None:
         """Count a step with decoding rows over the user's bound."""
@@ -169,15 +170,12 @@ class StepLog:
         """Record the end of the observed step, now committed."""
         start, end = _time(flight.started), _time(flight.ended)
         on_host = end if flight.on_host is flight.ended else _time(flight.on_host)
-        if flight.plan.step == self._held_by:
-            self._held_until = on_host
+        if flight.plan.step == self._held[0]:
+            self._held = flight.plan.step, on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
         records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
-        if records.ended - self._accounted == ACCOUNTED_STEPS:
+        if records.ended - records.accounted == ACCOUNTED_STEPS:
             self._account()
-        if self._in_vain:
-            self.timeline.in_vain(end - start)
-            self._in_vain = False
         held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
         return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
@@ -196,17 +194,16 @@ class StepLog:
 
     def forget(self) -> None:
         """Reset all counters."""
-        self.forgot = True
         self.records.clear()
         self.counters = Counters()
         self.timeline = Timeline()
-        self._accounted = self.records.ended
+        self.records.accounted = self.records.ended
         self.timeline.begin(self._clock())
 
     def _account(self) -> None:
         """Bring the timeline up to the last record."""
-        self.timeline.add(self.records.rows(self._accounted))
-        self._accounted = self.records.ended
+        self.timeline.add(self.records.rows(self.records.accounted))
+        self.records.accounted = self.records.ended
 
 
 def _time(fence: Fence) -> int:

@@ -8,7 +8,7 @@ from harness import VOCAB, checksum_loop, request
 from scenes import broken, job, tokens
 
 from gapless.loop import loop as loop_module
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.testing.checksum import continue_prompt
 from gapless.testing.sim import SimDevice
 

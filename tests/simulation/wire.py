@@ -168,7 +168,7 @@ class End:
 
     def _unmap(self, data: Bytes) -> None:
         """Record a fault if memory of a peer is unmapped while pages in it are borrowed."""
-        transfers = self._loop.transfers
+        transfers = self._loop.parts.transfers
         assert transfers is not None
         for lease in transfers.host.below.leases.values():
             if lease.memory is not None and lease.memory.data is data:  # a tier's thread swallows what is raised
@@ -176,7 +176,7 @@ class End:
 
     def borrowed(self) -> set[bytes]:
         """Return the keys of pages that are a peer's."""
-        transfers = self._loop.transfers
+        transfers = self._loop.parts.transfers
         assert transfers is not None
         return {copy.key for group in transfers.host.groups for copy in group.copies.values() if copy.lease}
 
@@ -189,7 +189,7 @@ class End:
     def turn_over(self) -> None:
         """Give up all pages and copies, as other ones may make shelf and host tier do, and write over free slots."""
         self.shelf.drop([*self.shelf.pages])
-        transfers = self._loop.transfers
+        transfers = self._loop.parts.transfers
         assert transfers is not None
         if not self.line.looks:
             transfers.host.below.poll()

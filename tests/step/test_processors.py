@@ -14,7 +14,7 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH, PROCESSORS
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.loop.steplog import Counters
 from gapless.step.processors import Processor, process
 from gapless.step.wishes import wish_words
