@@ -96,8 +96,8 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
     seconds = time.perf_counter() - begin
     after = core.stats()
     full = [r for r in core.loop.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
-    wall = after.wall_ns - before.wall_ns
-    idle = {cause: (ns - before.idle_ns[cause]) / wall for cause, ns in after.idle_ns.items()}
+    wall = after.device.wall_ns - before.device.wall_ns
+    idle = {cause: (ns - before.device.idle_ns[cause]) / wall for cause, ns in after.device.idle_ns.items()}
     return Result(
         tokens_per_s=count / seconds,
         step_us=(full[-1].device_end - full[0].device_end) / (len(full) - 1) / 1e3,
@@ -105,7 +105,7 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
         host_us=statistics.median(r.host_ns for r in full) / 1e3,
         idle=sum(idle.values()),
         causes=dict(sorted(idle.items(), key=lambda cause: -cause[1])),
-        graphs=(after.graph_steps - before.graph_steps) / (after.steps - before.steps),
+        graphs=(after.steps.graph_steps - before.steps.graph_steps) / (after.steps.steps - before.steps.steps),
         captures_ms=captures,
     )
 

@@ -188,7 +188,7 @@ def conversations(model: str, options: dict[str, Any], length: int, host: str) -
                     (output,) = llm.generate({"prompt_token_ids": known[number]}, greedy, use_tqdm=False)
                     known[number] += output.outputs[0].token_ids
             rates[name] = count * (turns - 1) / (time.perf_counter() - began)
-            loaded, stored = (stats := llm.stats()).tier_loaded, stats.tier_stored
+            loaded, stored = (tier := llm.stats().tier).loaded, tier.stored
     text = ", ".join(f"{name} {rate:.2f} requests/s" for name, rate in rates.items())
     print(
         f"conversations of {length} tokens, three times the device's KV: {text} "

@@ -77,8 +77,11 @@ def drive(core: EngineCore, rows: int, prompt: int, output: int, asks: str | Non
     while core.has_work():
         count += sum(len(step.keys) for step in core.step()[1])
     seconds, after = time.perf_counter() - begin, core.stats()
-    steps = after.steps - before.steps
-    replays, missed = after.graph_steps - before.graph_steps, after.graph_misses - before.graph_misses
+    steps = after.steps.steps - before.steps.steps
+    replays, missed = (
+        after.steps.graph_steps - before.steps.graph_steps,
+        after.steps.graph_misses - before.steps.graph_misses,
+    )
     return Run(count / seconds, seconds / steps * 1e6, replays / steps, missed)
 
 

@@ -86,7 +86,7 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
             core.step()
     after = core.stats()
     core.close()
-    missed, itl = after.graph_misses - before.graph_misses, (np.diff(watch.times) * 1e3).tolist()
+    missed, itl = after.steps.graph_misses - before.steps.graph_misses, (np.diff(watch.times) * 1e3).tolist()
     return {"beside": beside, "arm": name, "missed": missed, "ttft_ms": times, "itl_ms": itl}
 
 

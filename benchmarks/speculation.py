@@ -95,9 +95,9 @@ def play(llm: LLM, prompts: list[Any], output: int, ends: bool, temperature: flo
     outputs = asked(prompts, params, use_tqdm=False)
     seconds, after = time.perf_counter() - begun, llm.stats()
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    accepted = sum(after.accepted) - sum(before.accepted)
-    drafts = after.draft_tokens - before.draft_tokens
-    steps, after_first = after.steps_decode - before.steps_decode, [one.metrics.generation_seconds for one in outputs]
+    accepted = after.drafts.right - before.drafts.right
+    drafts = after.drafts.draft_tokens - before.drafts.draft_tokens
+    steps, after_first = after.sizes.decode - before.sizes.decode, [one.metrics.generation_seconds for one in outputs]
     return Run(sum(map(len, tokens)) / seconds, steps, drafts, accepted, tokens, sum(filter(None, after_first)))
 
 

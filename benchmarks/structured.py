@@ -78,9 +78,9 @@ def answered(llm: LLM, rows: int, share: float, options: argparse.Namespace, see
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     lengths = list(map(len, tokens))
     assert min(lengths) == options.output, f"an answer has {min(lengths)} tokens"
-    masks, steps = after.masks - before.masks, after.steps - before.steps
-    held = after.held_rows - before.held_rows
-    mask_us = (after.mask_ns - before.mask_ns) / max(1, masks) / 1e3
+    masks, steps = after.masks.written - before.masks.written, after.steps.steps - before.steps.steps
+    held = after.steps.held_rows - before.steps.held_rows
+    mask_us = (after.masks.ns - before.masks.ns) / max(1, masks) / 1e3
     return Run(sum(lengths) / seconds, seconds / steps * 1e6, held / max(1, held + masks), mask_us), tokens
 
 
@@ -118,12 +118,14 @@ def with_drafts(plain: LLM, drafted: LLM, rows: int, options: argparse.Namespace
         if turn >= 0:
             ratios.append(b.tokens_per_s / a.tokens_per_s)
     before, after = begun[1], drafted.stats()
-    drafts, right = after.draft_tokens - before.draft_tokens, sum(after.accepted) - sum(before.accepted)
+    drafts, right = after.drafts.draft_tokens - before.drafts.draft_tokens, after.drafts.right - before.drafts.right
     return {
         "rows": rows,
         "ratio": statistics.median(ratios),
         "range": [min(ratios), max(ratios)],
-        "steps": [llm.stats().steps - first.steps for llm, first in zip((plain, drafted), begun, strict=True)],
+        "steps": [
+            llm.stats().steps.steps - first.steps.steps for llm, first in zip((plain, drafted), begun, strict=True)
+        ],
         "drafts": drafts,
         "accepted": right,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class FormCore(FakeCore):
         return Turn([], [], refused)
 
     def stats(self):
-        return super().stats()._replace(grammars_waiting=self._compiler.waiting, **self._compiler.totals())
+        return replace(super().stats(), grammars=self._compiler.report())
 
     def close(self) -> None:
         self._compiler.close()

@@ -72,7 +72,7 @@ def play(core: EngineCore, work: list[Job], at_once: int = 0, scored: bool = Tru
     """Run all jobs, `at_once` of them submitted at a time (0: all), and close nothing."""
     tokens: dict[int, list[int]] = {job.key: [] for job in work}
     logprobs: dict[int, dict[int, float]] = {job.key: {} for job in work}
-    waiting, cached, before = list(work), 0, core.stats().preemptions
+    waiting, cached, before = list(work), 0, core.stats().queue.preemptions
     while waiting or core.has_work():
         if waiting and (not core.has_work() or not at_once):
             now, waiting = (waiting[:at_once], waiting[at_once:]) if at_once else (waiting, [])
@@ -86,7 +86,7 @@ def play(core: EngineCore, work: list[Job], at_once: int = 0, scored: bool = Tru
             if step.logprobs is not None:
                 for key, position, logprob, *_ in zip(*(column.tolist() for column in step.logprobs), strict=True):
                     logprobs[key][position] = logprob
-    return Outcome(tokens, logprobs, core.stats().preemptions - before, cached, scored)
+    return Outcome(tokens, logprobs, core.stats().queue.preemptions - before, cached, scored)
 
 
 def differing(got: Outcome, want: Outcome) -> list[int]:

@@ -106,14 +106,16 @@ def tally(loop: Loop) -> Counter[str]:
         steps=counters.steps,
     )
     if gate is not None:
-        found.update(drafted=gate.counts.draft_tokens, accepted=int(gate.counts.accepted.sum()))
+        drafts = gate.report()
+        found.update(drafted=drafts.draft_tokens, accepted=drafts.right)
     if loop.parts.adapters is not None:
         found.update(loads=loop.parts.adapters.slots.loads)
     if loop.parts.transfers is not None:
         moved = loop.parts.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
     if loop.parts.masks is not None:
-        found.update(written=loop.parts.masks.threads.written if loop.parts.masks.threads else loop.parts.masks.written)
+        masks = loop.parts.masks
+        found.update(written=masks.threads.written if masks.threads else masks.report().written)
     return found
 
 

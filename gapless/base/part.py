@@ -42,7 +42,7 @@ class Part:
         """Act after the launch of each step."""
 
     def poll(self) -> bool:
-        """Act after the launches of a turn, where no step waits for it, and before a wait without steps in flight.
+        """Act after the launches of a turn, so that no step waits for it, and before a wait without steps in flight.
         Returns whether requests may run that could not before."""
         return False
 

@@ -21,7 +21,8 @@ from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import PromptInput, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Sink, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Sink
+from gapless.engine.stats import Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.trace import RequestRecord

@@ -10,7 +10,8 @@ from typing import Any
 from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, EngineView, OperatorOrder, Sink, Stats
+from gapless.engine.seam import EngineInfo, EngineView, OperatorOrder, Sink
+from gapless.engine.stats import Stats
 
 NO_QUESTION = -1
 """Number of orders without an awaited answer; questions have numbers above 0"""

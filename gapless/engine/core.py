@@ -18,7 +18,8 @@ from gapless.device import Device
 from gapless.engine.adapters import AdapterChanges
 from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.pauses import Pauses
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
+from gapless.engine.stats import Stats, collect
 from gapless.engine.tiers import EngineTiers
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
@@ -26,7 +27,6 @@ from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog
 from gapless.memory.events import PageEvents
-from gapless.memory.pages import PageCounts
 
 MATCHER_SECONDS = 1.0
 """[s] Longest wait of an idle turn for a matcher; then late requests are refused."""
@@ -162,34 +162,10 @@ class EngineCore:
         return refused
 
     def stats(self) -> Stats:
-        loop, counters = self.loop, self.loop.counters
-        # Over all groups, so that the counts add up to the total, and match the page map.
-        pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
-        timeline = loop.account()
-        drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched, paused = len(self._matched), self.held
-        return Stats(
-            running=loop.planner.room.running,
-            waiting=len(loop.planner.waiting) + matched * paused,
-            in_flight=loop.in_flight,
-            pages_total=sum(pages),
-            **{f"pages_{state}": count for state, count in pages._asdict().items()},
-            preemptions=loop.planner.preemptions,
-            depth=loop.depth,
-            masks=loop.parts.masks.written if loop.parts.masks else 0,
-            drafts=drafts.drafts if drafts else 0,
-            draft_tokens=drafts.draft_tokens if drafts else 0,
-            verified=tuple(drafts.verified.tolist()) if drafts else (),
-            accepted=tuple(drafts.accepted.tolist()) if drafts else (),
-            mask_ns=loop.parts.masks.ns if loop.parts.masks else 0,
-            device_allocations=self._parts.device.allocations() - self._allocations,
-            grammars_waiting=self._compiler.waiting + matched * (not paused),
-            **self._compiler.totals(),
-            **(loop.parts.transfers.totals() if loop.parts.transfers else {}),
-            generation_tokens=loop.rows.appended,
-            **vars(counters),
-            **timeline.totals(),
-        )
+        matched, held = len(self._matched), self.held
+        grammars = self._compiler.report(ready=0 if held else matched)
+        allocations = self._parts.device.allocations() - self._allocations
+        return collect(self.loop, matched if held else 0, grammars, allocations)
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         return self.loop.records.after(step, since)

@@ -25,7 +25,8 @@ from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import PromptInput, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
-from gapless.engine.seam import Core, EngineInfo, OperatorOrder, Stats
+from gapless.engine.seam import Core, EngineInfo, OperatorOrder
+from gapless.engine.stats import Stats
 from gapless.engine.trace import KEPT_REQUESTS, Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.replies import ReplyForms

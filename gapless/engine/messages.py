@@ -29,7 +29,8 @@ from gapless.base.records import (
     StepLogprobs,
     StepTokens,
 )
-from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder
+from gapless.engine.stats import Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000

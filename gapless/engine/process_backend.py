@@ -15,6 +15,7 @@ from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
 from gapless.engine.child import WORKER, Child
 from gapless.engine.seam import Sink
+from gapless.engine.stats import Stats
 
 log = logging.getLogger("gapless.engine")
 
@@ -173,8 +174,7 @@ class ProcessBackend(MessageBackend):
 
     def _bury(self, error: GaplessError) -> None:
         self._updates.clear()
-        self._before = self._stats.counters()
-        self._stats = self._before
+        self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
         self.died(EngineDeadError(f"the engine died: {error}"))
 

@@ -37,7 +37,7 @@ between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
-TRACE_FORMAT = "gapless 3"
+TRACE_FORMAT = "gapless 4"
 """Version of a file's arguments, checked when it is read back."""
 
 

@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
     """A model on its device, and everything that was read for it."""
 
     config: EngineConfig
-    """With the dtype in use"""
+    """The user's config, with the dtype in use"""
     device: Device
     kernels: Kernels
     processors: tuple[Processor, ...]
@@ -81,7 +81,7 @@ class Loaded(NamedTuple):
     files: AdapterFiles | None
     adapters: Adapters | None
     tiers: EngineTiers
-    """Not yet open"""
+    """The tiers, which `attach` opens"""
 
 
 def build_core(

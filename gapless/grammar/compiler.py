@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gapless.base.errors import GaplessError, QueueFullError, RequestError
 from gapless.base.records import Request
@@ -39,6 +39,16 @@ class _Job:
     begun: bool = False
     dropped: bool = False
     """No request waits for the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCounts:
+    waiting: int = 0
+    compiled: int = 0
+    ns: int = 0
+    """Time of compiling them"""
+    hits: int = 0
+    refused: int = 0
 
 
 class Compiler:
@@ -123,12 +133,11 @@ class Compiler:
         self._refused += len(refused)
         return ready, refused
 
-    def totals(self) -> dict[str, Any]:
-        """Return the counts of compilations, hits and refusals, by the names of engine.seam.Stats."""
-        counts = {"grammars_refused": self._refused}
-        if (made := self.grammars) is not None:
-            counts |= {"grammars_compiled": made.compiled, "grammars_ns": made.compile_ns, "grammar_hits": made.hits}
-        return counts
+    def report(self, ready: int = 0) -> GrammarCounts:
+        """Return the counts; `ready` more requests have matchers and wait."""
+        made = self.grammars
+        compiled, ns, hits = (made.compiled, made.compile_ns, made.hits) if made else (0, 0, 0)
+        return GrammarCounts(self.waiting + ready, compiled, ns, hits, self._refused)
 
     def close(self) -> None:
         """End the thread. Waits for its current job, CLOSE_SECONDS at most."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from gapless.engine.series import GAUGE, SERIES
+
 if TYPE_CHECKING:
     from prometheus_client.core import Sample
 
@@ -129,7 +131,10 @@ class TopView:
             grew("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
             grew("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         )
-        self.preemptions = grew("vllm:num_preemptions_total")
+        titled = [row for row in SERIES if row.title]
+        counts = {row.title: now.total(row.name) if row.kind is GAUGE else grew(f"{row.name}_total") for row in titled}
+        self.counts = {title: count for title, count in counts.items() if count is not None}
+        """Series with a title in the table of metrics: the growth of counters, and gauges"""
         self.depth = now.total("gapless:depth")
         self.in_flight = now.total("gapless:steps_in_flight")
         busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
@@ -191,6 +196,8 @@ def rows(seen: TopView, width: int = TOP_WIDTH) -> list[TopRow]:
         add("Device", _device(seen), seen.busy, "good")
     for number, (cause, share) in enumerate(seen.bubbles.items()):  # zeros too, so that a cause stays on its line
         add("" if number else "Bubbles", [f"{percent(share):>7}  {cause}"], share, cause)
+    if seen.counts:
+        add("Counts", [f"{count:.0f} {title}" for title, count in seen.counts.items()])
     if seen.http or seen.refused is not None:
         bad = any(count for status, count in seen.http.items() if status >= "4") or bool(seen.refused)
         add("HTTP", _http(seen), kind="bad" if bad else "")
@@ -254,8 +261,6 @@ def _cache(seen: TopView) -> list[str]:
     parts = [f"{percent(seen.kv_usage or 0.0):>7}  in use"]
     if seen.hit_rate is not None:
         parts.append(f"{percent(seen.hit_rate)} prefix hits")
-    if seen.preemptions is not None:
-        parts.append(f"{seen.preemptions:.0f} preemptions")
     return parts
 
 

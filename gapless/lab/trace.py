@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from gapless.base.errors import ConfigError
+from gapless.base.records import Cause
 from gapless.engine.trace import (
     COLUMNS,
     TRACE_FORMAT,
@@ -33,7 +34,7 @@ from gapless.engine.trace import (
     kind_of,
 )
 
-RAW_FORMAT = "gapless steps 3"
+RAW_FORMAT = "gapless steps 4"
 TRACE_PHASES = {
     "plan": ("planning_at", "planned_at"),
     "pack": ("planned_at", "packed_at"),
@@ -168,7 +169,9 @@ class TraceSummary:
         self.kinds = Counter(kind_of(step) for step in steps)
         self.missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
         """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
-        self.busy = int((rows["device_end"] - rows["device_start"]).sum())
+        vain = [Gap(step.device_start, step.device_end, Cause.GRAMMAR, step.step) for step in steps if step.in_vain]
+        self.busy = int((rows["device_end"] - rows["device_start"]).sum()) - sum(gap.end - gap.start for gap in vain)
+        gaps += vain
         self.span = self.busy + sum(gap.end - gap.start for gap in gaps)
         """Time covered by the steps and the gaps between them."""
         enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]

@@ -18,6 +18,7 @@ import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.records import Int32s, Matcher, NativeMatcher, Request, TokenTexts
+from gapless.loop.records import MaskCounts
 from gapless.step.mail import Mail, tag_of
 
 log = logging.getLogger("gapless.loop")
@@ -55,14 +56,13 @@ class MaskAttendant:
         self.mail, self.threads = mail, threads
         self.news: deque[Callable[[], None]] = deque()
         self.failed: deque[tuple[int, RequestError]] = deque()
-        self.written = self.ns = 0
-        """Number of posted masks, and the time from reading the mail to posting each"""
+        self.counts = MaskCounts()
         self.began = 0
         """Start of the running matcher; 0: none"""
         self._serving: dict[int, MaskedRow] = {}
-        """By row of the tables. A failed request stays until it ends, or its row is reused."""
+        """Requests by row of the tables. A failed one stays until it ends, or its row is reused."""
         self._followed = np.full(len(mail.told), NO_TAG, np.int64)
-        """For each row of the tables, the tag of the last token that its matcher followed"""
+        """Tag of the last token that the matcher of each row of the tables followed"""
         self._words = mail.new_mask()
         """The mask being made"""
         self._ahead: dict[int, list[int]] = {}
@@ -111,8 +111,8 @@ class MaskAttendant:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
             self._post(row)
-            self.written += 1
-            self.ns += time.monotonic_ns() - since
+            self.counts.written += 1
+            self.counts.ns += time.monotonic_ns() - since
         except BaseException as error:
             self._fail(row, error)
             return

@@ -16,7 +16,7 @@ from gapless.loop import mask_threads
 from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
-from gapless.loop.parts import Parts
+from gapless.loop.parts import LoopParts
 from gapless.loop.requests import Unserved
 from gapless.loop.spec import HostSizes, LoopSpec
 from gapless.loop.steplog import StepLog
@@ -108,7 +108,7 @@ def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     every: list[Part | None] = [Unserved(adapters is not None, masks is not None), adapters, transfers, masks]
     every.append(DraftLearner(launcher.gate, depth) if launcher.gate else None)
     every.append(ChunkLearner(chunk_limit, log) if chunk_limit else None)
-    parts = Parts((*(part for part in every if part), *spec.parts), adapters, transfers, masks)
+    parts = LoopParts((*(part for part in every if part), *spec.parts), adapters, transfers, masks)
     return Loop(device, launcher, planner, rows, depth, log, parts)
 
 

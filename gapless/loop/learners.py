@@ -1,4 +1,4 @@
-"""Parts that take measured steps to the controllers of `pace`."""
+"""LoopParts that take measured steps to the controllers of `pace`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DraftLearner(Part):
 
 
 class ChunkLearner(Part):
-    """Takes times of steps to the limit of prompt tokens, and counts those over a user's bound."""
+    """Takes times of steps to the limit of prompt tokens, and counts steps over a user's bound."""
 
     def __init__(self, limit: ChunkLimit, steps: StepLog) -> None:
         self._limit, self._log = limit, steps

@@ -12,11 +12,11 @@ from gapless.base.errors import DeviceError
 from gapless.base.part import Hooks
 from gapless.base.records import Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
-from gapless.loop.parts import Parts
-from gapless.loop.records import StepRing, chunk_records
+from gapless.loop.parts import LoopParts
+from gapless.loop.records import StepCounts, StepRing, chunk_records
 from gapless.loop.requests import Requests
 from gapless.loop.settle import Settler
-from gapless.loop.steplog import Counters, StepLog
+from gapless.loop.steplog import StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import PagePool
@@ -35,7 +35,7 @@ class Loop:
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, rows: RowTable, depth: Depth, log: StepLog,
-        parts: Parts,
+        parts: LoopParts,
     ) -> None:  # fmt: skip
         self.device, self.launcher, self.planner, self.rows = device, launcher, planner, rows
         self.log, self.parts, self._depth = log, parts, depth
@@ -281,7 +281,7 @@ class Loop:
         return self._depth.now(self.planner.queued)
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> StepCounts:
         return self.log.counters
 
     @property

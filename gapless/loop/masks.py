@@ -12,6 +12,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from gapless.base.part import Part
 from gapless.base.records import Int32s, Int64s, NativeMatcher, Request, StepPlan, TokenTexts
 from gapless.device import Device, Fence
 from gapless.loop.attendant import MaskAttendant, MaskedRow, as_native, failure_of
+from gapless.loop.records import MaskCounts
 from gapless.memory.rows import RowTable
 from gapless.step.launcher import Flight
 from gapless.step.mail import IN_ORDER, Mail
@@ -70,14 +72,10 @@ class Masks(Part):
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._natives
 
-    @property
-    def written(self) -> int:
-        return self.attendant.written + (self.threads.written if self.threads else 0)
-
-    @property
-    def ns(self) -> int:
-        """Total time from reading the mail to posting each mask."""
-        return self.attendant.ns + (self.threads.ns if self.threads else 0)
+    def report(self) -> MaskCounts:
+        """Return the counts of the attendant and of the threads."""
+        counts, threads = self.attendant.counts, self.threads
+        return MaskCounts(counts.written + threads.written, counts.ns + threads.ns) if threads else replace(counts)
 
     def check(self, request: Request) -> Request:
         """Raise RequestError if the masks of this request's matcher cannot be made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -17,6 +18,57 @@ NO_COPIES = (0, 0, 0, 0)
 """The columns from `loads_from` to `stores_until` if no pages moved"""
 StepRows = npt.NDArray[np.void]
 """[n] of STEP."""
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Counts of the loop since its start; engine/series.py says what each is."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    admitted_tokens: int = 0
+    admitted_cached: int = 0
+    admitted_loaded: int = 0
+    """Prompt tokens among the found ones loaded from a tier: host memory, one below it, or a peer"""
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    declined_depth: int = 0
+    declined_ring: int = 0
+    declined_capture: int = 0
+    declined_queue: int = 0
+    """Launches declined because eager steps filled the driver's launch queue"""
+    captures_refused: int = 0
+    graph_steps: int = 0
+    graph_misses: int = 0
+    chained_steps: int = 0
+    dropped_identity: int = 0
+    held_rows: int = 0
+    over_itl_rows: int = 0
+    """Steps with decoding rows that took longer than max_itl: by these rows alone here, by the least chunk or by chunks
+    with too low a forecast in the next two"""
+    over_itl_chunk: int = 0
+    over_itl_late: int = 0
+
+    @property
+    def eager_steps(self) -> int:
+        return self.steps - self.graph_steps - self.graph_misses
+
+    @property
+    def admitted_computed(self) -> int:
+        return self.admitted_tokens - self.admitted_cached
+
+    @property
+    def admitted_here(self) -> int:
+        return self.admitted_cached - self.admitted_loaded
+
+
+@dataclass(slots=True)
+class MaskCounts:
+    """Masks written for rows with matchers."""
+
+    written: int = 0
+    ns: int = 0
 
 
 class ChunkRecord(NamedTuple):
@@ -78,6 +130,8 @@ class StepRecord(NamedTuple):
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
+    in_vain: bool
+    """Whether it computed no prompt, and gave no row a token since the masks of all were late"""
     decode: Int64s
     """Requests that decoded one token each; steps with the same ones share the array."""
     chunks: tuple[ChunkRecord, ...]
@@ -146,7 +200,7 @@ class StepTable(Sequence[StepRecord]):
 
 def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, ...]) -> StepRecord:
     columns: dict[str, Any] = dict(zip(COLUMNS, numbers, strict=True))
-    flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited")}
+    flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited", "in_vain")}
     return StepRecord(**(columns | flags), decode=decode, chunks=chunks)
 
 
@@ -179,7 +233,7 @@ class StepRing:
         self.begun += 1
 
     def end(self, *end: int) -> None:
-        """End the oldest step in flight: the columns from `device_start` to `waited`, in order."""
+        """End the oldest step in flight: the columns from `device_start` to `in_vain`, in order."""
         _END.pack_into(self._bytes, self.ended % self._size * _STEP_BYTES + _LAUNCH.size, *end)
         self.ended += 1
 

@@ -82,7 +82,7 @@ class Settler:
         one = tokens.shape[1] == 1 or (self._marked and flight.batch.places == 1)
         lines = Lines(sampled, tokens[:, 0] if one else tokens, flags)
         if some_flag and len(held := sampled[flags == _HELD]):
-            self._log.held(flight, len(held), in_vain=len(held) == len(flags) and not plan.chunks)
+            self._log.held(len(held), in_vain=len(held) == len(flags) and not plan.chunks)
             for part in self._hooks.held:
                 part.held(held)
             lines = Lines(*(column[flags != _HELD] for column in lines))

@@ -1,4 +1,4 @@
-"""What is asked of a loop."""
+"""The spec of a loop: its sizes and features."""
 
 from __future__ import annotations
 

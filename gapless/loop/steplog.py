@@ -6,42 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
+from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
 
-Copies = tuple[int, int, int, int]
+StepCopies = tuple[int, int, int, int]
 
-NOT_HELD = (0, 0)
+NOT_HELD, NONE_HELD = (0, 0), (0, False)
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
-
-
-class Counters:
-    """Counters of the loop. They only grow."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.prompt_tokens = 0
-        self.admitted_tokens = 0
-        self.admitted_cached = 0
-        self.admitted_loaded = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self.declined_depth = 0
-        self.declined_ring = 0
-        self.declined_capture = 0
-        self.declined_queue = 0
-        self.captures_refused = 0
-        self.graph_steps = 0
-        self.graph_misses = 0
-        self.chained_steps = 0
-        self.dropped_identity = 0
-        self.held_rows = 0
-        self.over_itl_rows = 0
-        self.over_itl_chunk = 0
-        self.over_itl_late = 0
 
 
 class Measured(NamedTuple):
@@ -59,11 +33,11 @@ class Measured(NamedTuple):
 class StepLog:
     """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
 
-    def __init__(self, clock: Callable[[], int], copies: Callable[[], Copies] = lambda: NO_COPIES) -> None:
+    def __init__(self, clock: Callable[[], int], copies: Callable[[], StepCopies] = lambda: NO_COPIES) -> None:
         """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
         self.records = StepRing()
         self.timeline = Timeline()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self._clock, self._copies = clock, copies
         # Times before the next launch, for its record.
         self._work_at = 0
@@ -72,7 +46,8 @@ class StepLog:
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
         self._waited = False
-        self._held_rows = 0
+        self._held_rows = NONE_HELD
+        """Rows held by the observed step, and whether it ran in vain"""
 
     # Launching.
 
@@ -133,7 +108,7 @@ class StepLog:
 
     def interrupted(self) -> None:
         """Count a wait without an ended step."""
-        self.timeline.wait += self._clock() - self._observing_at
+        self.timeline.host.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
@@ -154,12 +129,10 @@ class StepLog:
         counters.graph_misses += flight.decision.missed
         counters.prompt_tokens += flight.plan.chunk_tokens
 
-    def held(self, flight: Flight, rows: int, in_vain: bool) -> None:
+    def held(self, rows: int, in_vain: bool) -> None:
         """Note rows held by the observed step; `in_vain`: all that sampled, in a step without prompts."""
         self.counters.held_rows += rows
-        self._held_rows = rows
-        if in_vain:
-            self.timeline.in_vain(_time(flight.ended) - _time(flight.started))
+        self._held_rows = rows, in_vain
 
     def over_max_itl(self, cause: OverrunCause) -> None:
         """Count a step with decoding rows over the user's bound."""
@@ -173,12 +146,13 @@ class StepLog:
         if flight.plan.step == self._held[0]:
             self._held = flight.plan.step, on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
+        (held, in_vain), self._held_rows = self._held_rows, NONE_HELD
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, in_vain)
         if records.ended - records.accounted == ACCOUNTED_STEPS:
             self._account()
-        held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
-        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
+        share = min(1.0, held / max(1, len(flight.plan.decode)))
+        return Measured(host, end - start, share, scored is not None and scored.prompt > 0)
 
     def left(self) -> None:
         self._left_at = self._clock()
@@ -195,7 +169,7 @@ class StepLog:
     def forget(self) -> None:
         """Reset all counters."""
         self.records.clear()
-        self.counters = Counters()
+        self.counters = StepCounts()
         self.timeline = Timeline()
         self.records.accounted = self.records.ended
         self.timeline.begin(self._clock())

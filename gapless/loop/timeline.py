@@ -20,7 +20,8 @@ no event shows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,6 +87,49 @@ def all_gaps(steps: StepTable) -> list[Gap]:
     return gaps_before(rows[1:][follows], rows["device_end"][:-1][follows])
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """The device's time since the start, ns: `wall_ns` is `busy_ns` and all of `idle_ns`."""
+
+    wall_ns: int = 0
+    busy_ns: int = 0
+    idle_ns: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+
+    @property
+    def no_work_ns(self) -> int:
+        return self.idle_ns[Cause.NO_WORK]
+
+    @property
+    def bubbles_ns(self) -> dict[Cause, int]:
+        """Idle time although there was work, by cause"""
+        return {cause: ns for cause, ns in self.idle_ns.items() if cause is not Cause.NO_WORK}
+
+
+@dataclass(slots=True)
+class HostTimes:
+    """Host time of all steps by phase, ns: plan, prepare (pack), launch, wait, post (commit and retire)."""
+
+    plan: int = 0
+    prepare: int = 0
+    launch: int = 0
+    wait: int = 0
+    post: int = 0
+    copy: int = 0
+    """Time from a step's end on the device until the host had its tokens; 0 where the device writes there itself"""
+
+
+@dataclass(slots=True)
+class StepSizes:
+    """Steps by kind and by number of tokens."""
+
+    decode: int = 0
+    prefill: int = 0
+    mixed: int = 0
+    tokens: int = 0
+    by_tokens: tuple[int, ...] = ()
+    """Entry b counts steps of more than 2**(b - 1) and at most 2**b tokens."""
+
+
 class Timeline:
     """Totals since `start`, in ns of the device's clock: `busy` and the idle times add up to `covered - start`."""
 
@@ -95,20 +139,21 @@ class Timeline:
         """Every moment before this one is accounted for."""
         self.busy = 0
         self._idle = np.zeros(len(CAUSES), np.int64)
-        self.plan = self.prepare = self.enqueue = self.wait = self.post = self.copy = 0
-        self.decode_steps = self.prefill_steps = self.mixed_steps = 0
-        self._step_tokens = np.zeros(TOKEN_BUCKETS, np.int64)
-        self.tokens = 0
+        self.host = HostTimes()
+        self._sizes = StepSizes()
+        self._by_tokens = np.zeros(TOKEN_BUCKETS, np.int64)
 
     @property
     def idle(self) -> dict[Cause, int]:
         return dict(zip(CAUSES, self._idle.tolist(), strict=True))
 
     @property
-    def step_tokens(self) -> list[int]:
-        """Steps by number of tokens: entry b counts steps of more than 2**(b - 1) and at most 2**b."""
-        found: list[int] = self._step_tokens.tolist()
-        return found
+    def sizes(self) -> StepSizes:
+        return replace(self._sizes, by_tokens=tuple(self._by_tokens.tolist()))
+
+    @property
+    def device(self) -> DeviceTimes:
+        return DeviceTimes(self.covered - self.start, self.busy, self.idle)
 
     def begin(self, now: int) -> None:
         """Start counting time, if not yet started."""
@@ -122,12 +167,13 @@ class Timeline:
         # All columns at once, from `start` on: sums of plain moments might overflow.
         sums = (rows.view(np.int64).reshape(len(rows), -1) - self.start).sum(axis=0)
         total = dict(zip(COLUMNS, sums.tolist(), strict=True))
-        self.plan += total["planned_at"] - total["planning_at"]
-        self.prepare += total["packed_at"] - total["planned_at"]
-        self.enqueue += total["launched_at"] - total["packed_at"]
-        self.wait += total["observed_at"] - total["observing_at"]
-        self.post += total["committed_at"] - total["observed_at"]
-        self.copy += total["home_at"] - total["device_end"]
+        host = self.host
+        host.plan += total["planned_at"] - total["planning_at"]
+        host.prepare += total["packed_at"] - total["planned_at"]
+        host.launch += total["launched_at"] - total["packed_at"]
+        host.wait += total["observed_at"] - total["observing_at"]
+        host.post += total["committed_at"] - total["observed_at"]
+        host.copy += total["home_at"] - total["device_end"]
         self._add_device(rows)
         self._count(rows["decode_rows"], rows["chunk_tokens"])
 
@@ -143,23 +189,20 @@ class Timeline:
         if launched:
             np.add.at(self._idle, late, edges[3] - edges[2])
         self.covered = int(reached[-1])
-        self.busy += int((reached - edges[4]).sum())
+        in_vain = int((end - start)[rows["in_vain"] != 0].sum())
+        self._idle[_GRAMMAR] += in_vain
+        self.busy += int((reached - edges[4]).sum()) - in_vain
 
     def _count(self, decode: Int64s, chunk: Int64s) -> None:
         prefill = int(np.count_nonzero(chunk))
         mixed = int(np.count_nonzero(decode.astype(bool) & chunk.astype(bool))) if prefill else 0
-        self.decode_steps += len(chunk) - prefill
-        self.mixed_steps += mixed
-        self.prefill_steps += prefill - mixed
-        tokens = decode + chunk
-        self.tokens += int(tokens.sum())
+        tokens, sizes = decode + chunk, self._sizes
+        sizes.decode += len(chunk) - prefill
+        sizes.mixed += mixed
+        sizes.prefill += prefill - mixed
+        sizes.tokens += int(tokens.sum())
         # The exponent of a float is the length of an integer in bits.
-        self._step_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
-
-    def in_vain(self, ns: int) -> None:
-        """Move a step's time from busy to idle: its rows all lacked masks."""
-        self.busy -= ns
-        self._idle[_GRAMMAR] += ns
+        self._by_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
 
     def rest(self, now: int) -> None:
         """Count all time until `now` as idle without work."""
@@ -167,22 +210,3 @@ class Timeline:
         if now > self.covered:
             self._idle[_NO_WORK] += now - self.covered
             self.covered = now
-
-    def totals(self) -> dict[str, Any]:
-        """Return all totals under the names of engine.seam.Stats."""
-        return {
-            "wall_ns": self.covered - self.start,
-            "busy_ns": self.busy,
-            "idle": tuple(self._idle.tolist()),
-            "plan_ns": self.plan,
-            "prepare_ns": self.prepare,
-            "launch_ns": self.enqueue,
-            "wait_ns": self.wait,
-            "post_ns": self.post,
-            "copy_ns": self.copy,
-            "steps_decode": self.decode_steps,
-            "steps_prefill": self.prefill_steps,
-            "steps_mixed": self.mixed_steps,
-            "step_tokens": tuple(self.step_tokens),
-            "step_tokens_sum": self.tokens,
-        }

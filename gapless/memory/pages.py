@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
@@ -26,15 +26,25 @@ class Pin(IntEnum):
     """A transfer to the device will write it."""
 
 
-class PageCounts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PageCounts:
     """Pages by state; the null page is not counted."""
 
-    free: int
-    cached: int
+    free: int = 0
+    cached: int = 0
     """Pages without pins that hold a prefix for new requests to share."""
-    owned: int
-    fenced: int
+    owned: int = 0
+    fenced: int = 0
     """Released, but still reachable by a step or a transfer in flight."""
+
+    @property
+    def total(self) -> int:
+        return self.free + self.cached + self.owned + self.fenced
+
+    @property
+    def usage(self) -> float:
+        """Share of pages in use, from 0 to 1"""
+        return (self.owned + self.fenced) / max(1, self.total)
 
 
 class PageListener:

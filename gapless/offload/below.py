@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
@@ -37,8 +37,18 @@ BRAKE_SECONDS = 4.0
 
 @dataclass
 class LowerCounts:
-    """Pages of one tier since the start."""
+    """Pages of one tier: its room and queues now, and counts since the start."""
 
+    used_bytes: int = 0
+    """Bytes of its pages; 0 if unknown"""
+    size_bytes: int = 0
+    loading: int = 0
+    """Pages under loads for requests"""
+    quarantined: int = 0
+    """Pages of abandoned loads: their slots are not reused until the tier has ended the load"""
+    storing: int = 0
+    waiting: int = 0
+    """Pages waiting for their store"""
     hits: int = 0
     """Found for requests"""
     missed: int = 0
@@ -326,19 +336,21 @@ class LowerTiers:
             else:
                 break
 
-    def totals(self) -> dict[str, tuple[int, ...]]:
-        """Return the tiers' counts and present loads, by the names of engine.seam.Stats."""
+    def report(self) -> tuple[LowerCounts, ...]:
+        """Return the counts of each tier, with its present loads and stores."""
         loading, quarantined = [0 for _ in self.lines], [0 for _ in self.lines]
         for number, job in self.jobs.items():
             if job.loads:
                 waits = any([number in search.open for search in self._waiting[number]])
                 (loading if waits else quarantined)[job.place] += len(job.copies)
-        rooms, each = [line.room() for line in self.lines], [vars(one) for one in self.counts]
-        now = {"loading": loading, "quarantined": quarantined, "storing": self._storing}
-        now["waiting"] = [len(fresh) for fresh in self._fresh]
-        now |= {"used_bytes": [used for used, _ in rooms], "size_bytes": [size for _, size in rooms]}
-        now |= {name: [one[name] for one in each] for name in vars(LowerCounts())}
-        return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
+        found = []
+        for place, line in enumerate(self.lines):
+            used, size = line.room()
+            found.append(replace(
+                self.counts[place], used_bytes=used, size_bytes=size, loading=loading[place],
+                quarantined=quarantined[place], storing=self._storing[place], waiting=len(self._fresh[place]),
+            ))  # fmt: skip
+        return tuple(found)
 
     def holding(self) -> set[PageCopy]:
         """Return the copies held by jobs and peers."""

@@ -101,7 +101,15 @@ class PageCopy:
 
 @dataclass
 class HostCounts:
-    """Pages since the start."""
+    """Slots of the host tier over all page groups, and counts of pages since the start."""
+
+    slots: int = 0
+    used: int = 0
+    pinned: int = 0
+    """Copies in use by transfers, tiers below and peers, borrowed ones included: they cannot be evicted"""
+    loading: int = 0
+    """Pages of running loads to the device"""
+    storing: int = 0
 
     hit: int = 0
     """Prompt pages, across groups, that the device lacked and this tier had"""
@@ -123,6 +131,11 @@ class HostCounts:
     """Pages not stored: their transfer raised an error"""
     evicted: int = 0
     """Copies evicted for others"""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_ns: int = 0
+    """Total time of transfers to the device, concurrent or not"""
+    written_ns: int = 0
 
 
 class GroupCopies(PageListener):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from gapless.base.records import KVTransfer
 from gapless.memory.ledger import Clock, Ledger
@@ -314,12 +315,9 @@ class HostTier:
         """Return the number of slots that hold copies, in all groups."""
         return sum(group.size - len(group.free) for group in self.groups)
 
-    def totals(self) -> dict[str, Any]:
-        """Return sizes and counts by the names of engine.seam.Stats."""
-        counts = {f"tier_{name}": count for name, count in vars(self.counts).items()}
-        sizes = {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used()}
-        sizes["tier_pinned"] = sum(group.pinned for group in self.groups)
-        return {**sizes, **counts, **self.below.totals()}
+    def report(self) -> HostCounts:
+        sizes, pinned = [group.size for group in self.groups], [group.pinned for group in self.groups]
+        return replace(self.counts, slots=sum(sizes), used=self.used(), pinned=sum(pinned))
 
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""

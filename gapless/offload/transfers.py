@@ -11,6 +11,7 @@ import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -159,12 +160,13 @@ class Transfers(Part):
         none."""
         return *self.bulk_in.stretch(), *self.bulk_out.stretch()
 
-    def totals(self) -> dict[str, Any]:
-        """Return moved and moving amounts, by the names of engine.seam.Stats."""
-        ways = {"read": self.bulk_in, "written": self.bulk_out}
-        moved = {f"tier_{name}_{unit}": getattr(way, unit) for name, way in ways.items() for unit in ("bytes", "ns")}
-        moving = {"tier_loading": self.bulk_in.moving, "tier_storing": self.bulk_out.moving}
-        return {**self.host.totals(), **moved, **moving}
+    def report(self) -> HostCounts:
+        """Return the host tier's counts, with moved and moving amounts."""
+        read, written = self.bulk_in, self.bulk_out
+        return replace(
+            self.host.report(), loading=read.moving, storing=written.moving,
+            read_bytes=read.bytes, read_ns=read.ns, written_bytes=written.bytes, written_ns=written.ns,
+        )  # fmt: skip
 
     def slot(self, group: int, slot: int) -> memoryview:
         """Return the bytes of a slot."""

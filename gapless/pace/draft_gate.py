@@ -7,6 +7,7 @@ counts these tokens, and stops drafts that do not pay.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -70,19 +71,26 @@ def kind_of(rows: int, prompt: int = 0) -> StepKind:
     return rows.bit_length(), prompt.bit_length()
 
 
+@dataclass(frozen=True, slots=True)
 class DraftCounts:
-    def __init__(self, drafts: int) -> None:
-        self.verified, self.accepted = np.zeros((2, drafts), np.int64)
-        """Draft tokens of rows that got tokens, and the right ones among them, by place"""
+    """Draft tokens of rows that got tokens, by place: few rows may run many."""
+
+    verified: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    """The right ones among them"""
 
     @property
     def drafts(self) -> int:
-        """Rows that verified drafts, summed over steps."""
-        return int(self.verified[0])
+        """Rows that verified drafts, summed over steps"""
+        return sum(self.verified[:1])
 
     @property
     def draft_tokens(self) -> int:
-        return int(self.verified.sum())
+        return sum(self.verified)
+
+    @property
+    def right(self) -> int:
+        return sum(self.accepted)
 
 
 class RowBeliefs:
@@ -99,16 +107,15 @@ class RowBeliefs:
         self._first_hopes = self._hopes
         self.keeps = np.zeros((rows + 1, drafts))
         """Chance that a draft at each place of each row is right, given the ones before it; 0 without drafts"""
-        self._counts = DraftCounts(drafts)
+        self._verified, self._accepted = np.zeros((2, drafts), np.int64)
         self._seen: list[bytes] = []
         """Tokens of observed steps not yet taken in, all with these rows and places, and the same choice before"""
         self._seen_rows: Int64s = np.empty(0, np.int64)
         self._seen_places, self._seen_drafted = 1, True
 
-    @property
-    def counts(self) -> DraftCounts:
+    def report(self) -> DraftCounts:
         self.take_in()
-        return self._counts
+        return DraftCounts(tuple(self._verified.tolist()), tuple(self._accepted.tolist()))
 
     def admit(self, row: int, request: Request) -> None:
         """Start a row for a request."""
@@ -141,7 +148,7 @@ class RowBeliefs:
         self._seen.clear()
         taken = tokens >= 0
         if ran:
-            self._counts.verified[:ran] += _verified(tokens, ran)
+            self._verified[:ran] += _verified(tokens, ran)
         else:
             taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a held row gives no evidence
         if not self._seen_drafted:  # a form may have drafted
@@ -150,7 +157,7 @@ class RowBeliefs:
         place, beyond = self._place[ran]
         got = np.add.reduce(taken, 0)
         times, share = got.take(place, 1), got.take(place + 1, 1)
-        self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
+        self._accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
         # The prior of new rows follows the rows that may have drafts, at places that looks include.
@@ -258,9 +265,8 @@ class DraftGate:
         self._wait, self._decided, self._next = LOOK_STEPS, 0, 1
         """Steps between two decisions, the step of the last, and of the next"""
 
-    @property
-    def counts(self) -> DraftCounts:
-        return self.beliefs.counts
+    def report(self) -> DraftCounts:
+        return self.beliefs.report()
 
     def admit(self, row: int, request: Request) -> None:
         """Start a row for a request."""

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gapless.base.errors import QueueFullError
 from gapless.plan.row import Row, State
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """Requests in the queue and on rows, and steps in flight."""
+
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    depth: int = 0
+    preemptions: int = 0
 
 
 class WaitingQueue:

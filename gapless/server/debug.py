@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ import gapless
 from gapless.base import host
 from gapless.base.errors import RequestError
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.seam import Stats
+from gapless.engine.series import SERIES
+from gapless.engine.stats import Stats
 from gapless.engine.trace import KEPT_REQUESTS, STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
@@ -102,10 +104,10 @@ async def kv(call: HttpCall) -> ASGIApp:
     llm = call.state.llm
     view = await call.state.debug.pages(llm)
     stats = llm.stats()
-    counts = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
+    counts = asdict(stats.pages)
     if view.pages:
         counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
-    sizes = {"pages": stats.pages_total, "page_size": llm.info.page_size}
+    sizes = {"pages": stats.pages.total, "page_size": llm.info.page_size}
     tiers = tier_rows(stats, llm.info.tiers)
     return json_response({**sizes, "counts": counts, "map": view.pages.decode(), "tiers": tiers})
 
@@ -167,15 +169,12 @@ def _peers(state: ServerState) -> dict[str, Any]:
 
 def tier_rows(stats: Stats, lower: Sequence[str]) -> list[dict[str, Any]]:
     """Return each tier's content, activity and counts. Sizes of the host tier are pages, of others bytes."""
-    if not stats.tier_slots:  # there is none, or the engine has not reported yet
+    host = stats.tier
+    if not host.slots:  # there is none, or the engine has not reported yet
         return []
-    numbers = stats._asdict()
-    host = {name.removeprefix("tier_"): number for name, number in numbers.items() if name.startswith("tier_")}
-    rows = [_tier_row("host", host | {"hits": host["hit"], "size": host["slots"]})]
-    below = {name.removeprefix("lower_"): each for name, each in numbers.items() if name.startswith("lower_")}
-    for number, tier in enumerate(lower):
-        one = {name: each[number] for name, each in below.items()}
-        rows.append(_tier_row(tier, one | {"used": one["used_bytes"], "size": one["size_bytes"]}))
+    rows = [_tier_row("host", asdict(host) | {"hits": host.hit, "size": host.slots})]
+    for tier, one in zip(lower, stats.lower, strict=False):
+        rows.append(_tier_row(tier, asdict(one) | {"used": one.used_bytes, "size": one.size_bytes}))
     return rows
 
 
@@ -205,9 +204,9 @@ def _numbers(stats: Stats, rate: deque[tuple[float, int]]) -> dict[str, Any]:
     """Return an event's fields beside its steps; `rate` has the generated tokens by time of the latest events."""
     return {
         "now": time.monotonic_ns(),
-        "totals": {name: getattr(stats, name) for name in ("wall_ns", "busy_ns", "idle_ns", "host_ns")},
-        "stats": stats._asdict(),
-        "tokens_per_second": _tokens_per_second(stats.generation_tokens, rate),
+        "stats": stats,
+        "counts": {row.title: row.sum(stats) for row in SERIES if row.title},
+        "tokens_per_second": _tokens_per_second(stats.steps.generation_tokens, rate),
     }
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from gapless.base import progress
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import EngineInfo
+from gapless.engine.stats import Stats
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
 from gapless.server.settings import changed
@@ -222,22 +223,23 @@ async def log_stats(state: ServerState, every: float = STATS_SECONDS) -> None:
 
 def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
     """Return what happened between two looks; empty when nothing did. Idle times are shares of all time."""
-    prompt, generated = now.prompt_tokens - before.prompt_tokens, now.generation_tokens - before.generation_tokens
-    if not (prompt or generated or now.running or now.waiting):
+    old, new, queue = before.steps, now.steps, now.queue
+    prompt, generated = new.prompt_tokens - old.prompt_tokens, new.generation_tokens - old.generation_tokens
+    if not (prompt or generated or queue.running or queue.waiting):
         return {}
-    queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
+    queries, hits = new.prefix_queries - old.prefix_queries, new.prefix_hits - old.prefix_hits
     numbers: dict[str, float] = {
         "prompt_tokens_per_second": prompt / seconds,
         "generation_tokens_per_second": generated / seconds,
-        "running": now.running,
-        "waiting": now.waiting,
-        "kv_cache_usage_percent": 100 * (now.pages_owned + now.pages_fenced) / max(1, now.pages_total),
+        "running": queue.running,
+        "waiting": queue.waiting,
+        "kv_cache_usage_percent": 100 * now.pages.usage,
         "prefix_cache_hit_percent": 100 * hits / max(1, queries),
     }
-    wall = now.wall_ns - before.wall_ns
+    wall = now.device.wall_ns - before.device.wall_ns
     if wall > 0:
-        for cause, ns in now.idle_ns.items():
-            numbers[f"device_idle_{cause}_percent"] = 100 * (ns - before.idle_ns[cause]) / wall
+        for cause, ns in now.device.idle_ns.items():
+            numbers[f"device_idle_{cause}_percent"] = 100 * (ns - before.device.idle_ns[cause]) / wall
     return {name: round(value, 3) for name, value in numbers.items()}
 
 

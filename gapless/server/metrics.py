@@ -6,7 +6,10 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import accumulate
+from operator import attrgetter
+from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -19,7 +22,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gapless.engine.outputs import RequestMetrics
-from gapless.engine.seam import GAUGES, EngineInfo, Stats
+from gapless.engine.seam import EngineInfo
+from gapless.engine.series import COUNTER, GAUGE, HISTOGRAM, LOWER, NS, SERIES, SUMMARY, Series, SeriesKind
+from gapless.engine.stats import Stats
 from gapless.server.kv_events import EventCounts
 
 _SECONDS = (1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -32,86 +37,29 @@ _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 2
 _QUEUE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_LATENCY)
 _TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 _COUNTS = (1, 2, 5, 10, 20, 64)
-_STEP_TOKENS = tuple(2**power for power in range(15))
-COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
-MetricFamily = type[CounterMetricFamily | GaugeMetricFamily]
-_FIELDS = {
-    "vllm:num_requests_running": ("running", "Requests in a batch now."),
-    "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
-    "gapless:steps_in_flight": ("in_flight", "Steps launched, not settled."),
-    "gapless:depth": ("depth", "Steps in flight allowed."),
-    "gapless:kv_tier_slots": ("tier_slots", "Pages of which the host tier can hold a copy."),
-    "gapless:kv_tier_used": ("tier_used", "Pages of which the host tier holds a copy."),
-    "gapless:kv_tier_pinned": ("tier_pinned", "Copies, borrowed ones too, that transfers, tiers below or peers use."),
-    "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
-    "vllm:prompt_tokens": ("admitted_tokens", "Prompt tokens of requests that left the queue, cached or not."),
-    "vllm:prompt_tokens_cached": ("admitted_cached", "Of these, the ones found in the prefix cache."),
-    "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
-    "vllm:prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
-    "vllm:prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
-    "vllm:num_preemptions": ("preemptions", "Requests put back to the queue."),
-    "gapless:prefill_tokens": ("prompt_tokens", "Tokens that prefill computed; after a preemption they count again."),
-    "gapless:dropped_identity": ("dropped_identity", "Outbox entries of rows that were reused."),
-    "gapless:captures_refused": ("captures_refused", "Graphs whose capture failed; their programs run eagerly."),
-    "gapless:chained_steps": ("chained_steps", "Steps enqueued in one visit of the host with the step before."),
-    "gapless:grammar_held_rows": ("held_rows", "Rows that a step held, since their grammar's mask was late."),
-    "gapless:grammar_masks": ("masks", "Masks written from grammars."),
-    "vllm:spec_decode_num_drafts": ("drafts", "Rows that ran drafts, each step for itself."),
-    "vllm:spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens that were verified."),
-    "gapless:device_allocations": (
-        "device_allocations",
-        "Device memory taken from the driver, or given back, since ready: each time the device had to be idle.",
-    ),
-    "gapless:kv_tier_late": ("tier_late", "Requests that stopped waiting for a load from the host tier, and computed."),
-    "gapless:kv_tier_slower": ("tier_slower", "Loads that were not begun: computing takes less."),
-    "gapless:grammar_hits": ("grammar_hits", "Requests whose form of output had been compiled for another."),
-    "gapless:grammars_refused": (
-        "grammars_refused",
-        "Requests whose form of output could not be compiled, or in time.",
-    ),
+POWERS = 15
+"""Bounds of a histogram by powers of two"""
+FAMILIES: dict[SeriesKind, Callable[..., Metric]] = {
+    GAUGE: GaugeMetricFamily,
+    COUNTER: CounterMetricFamily,
+    SUMMARY: SummaryMetricFamily,
 }
-"""Series that show one field of Stats, and their help texts."""
-_LOWER = {
-    "gapless:kv_lower_tier_pages": (
-        "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored. Of "
-        "the loaded ones, those lent were read where a peer has them.",
-        "event",
-        {"hit": "hits", **{event: event for event in ("missed", "stored", "loaded", "lent", "refused")}},
-    ),
-    "gapless:kv_lower_tier_dropped": (
-        "Pages that a tier below the host tier does not get.",
-        "reason",
-        {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
-    ),
-    "gapless:kv_lower_tier_moving": (
-        "Pages that a tier below the host tier loads and stores now, and those that wait for their store; quarantined: "
-        "pages of loads that no request waits for and that have not ended.",
-        "state",
-        {state: state for state in ("loading", "quarantined", "storing", "waiting")},
-    ),
-    "gapless:kv_lower_tier_room_bytes": (
-        "Bytes of pages in a tier below the host tier, and how many it may keep; 0 if it does not say.",
-        "kind",
-        {"used": "used_bytes", "size": "size_bytes"},
-    ),
-    "gapless:kv_lower_tier_seconds": (
-        "Time that loads from and stores to a tier below the host tier took.",
-        "direction",
-        {"read": "read_ns", "written": "written_ns"},
-    ),
-    "gapless:kv_lower_tier_bytes": (
-        "Bytes to and from a tier below the host tier.",
-        "direction",
-        {"read": "read_bytes", "written": "written_bytes"},
-    ),
-    "gapless:kv_lower_tier_waits": (
-        "Waits for a tier below the host tier that brought less than it had: loads that failed or were cancelled, "
-        "requests that gave up.",
-        "outcome",
-        {outcome: outcome for outcome in ("failed", "cancelled", "late")},
-    ),
-}
-"""Series by tier: the help text, the second label, and its values with the ends of the fields."""
+FRONT = [
+    Series("gapless:engine_up", GAUGE, "1 while the engine takes requests.", "up"),
+    Series("gapless:adapters", GAUGE, "Adapters that requests may ask for.", "adapters"),
+    Series("gapless:gpu_busy_ratio", GAUGE, "Share of the last seconds in which steps ran.", "busy_ratio"),
+    Series("gapless:step_seconds", SUMMARY, "Time of all steps by phase; forward is the device's.", "phases", "phase",
+        total="stats.steps.steps"),
+    Series("vllm:request_success", COUNTER, "Sequences ended.", "metrics.finished", "finished_reason"),
+    Series("vllm:admission_rejections", COUNTER, "Requests refused.", "metrics.rejected", "reason"),
+    Series("gapless:adapter_requests", COUNTER, "Requests that ended, by adapter.", "metrics.by_adapter", "adapter"),
+    Series("gapless:kv_event_batches", COUNTER,
+        "Batches of KV events by what became of them; lost ones found the queue full.", "event_batches", "outcome"),
+    Series("gapless:kv_event_batches_held", GAUGE,
+        "Batches of KV events that wait for their turn, and those that can be asked for again.", "held_batches",
+        "place"),
+]  # fmt: skip
+"""Series of the front's own numbers: their paths begin at a _Page."""
 BUSY_SECONDS = 10.0
 """The busy ratio is a mean over at least this time."""
 
@@ -140,12 +88,6 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
-
-    def load(self, powers: Sequence[int], total: int) -> None:
-        """Add counts by powers of two: entry b counts values above 2**(b - 1) and up to 2**b."""
-        for power, count in enumerate(powers):
-            self._counts[bisect_left(self._bounds, 2.0**power)] += count
-        self._sum += total
 
     def family(self, labels: Mapping[str, str]) -> Metric:
         """Return the counts so far as a family with one set of labels."""
@@ -223,181 +165,79 @@ class Metrics:
 
     def busy_ratio(self, stats: Stats, now: float) -> float:
         """Return the share of busy time in the last BUSY_SECONDS, or since the last look before them."""
-        looks = self.busy_looks
+        looks, device = self.busy_looks, stats.device
         if not looks or now - looks[-1][0] >= 1.0:
-            looks.append((now, stats.wall_ns, stats.busy_ns))
+            looks.append((now, device.wall_ns, device.busy_ns))
         while len(looks) > 1 and now - looks[1][0] >= BUSY_SECONDS:
             looks.popleft()
         _, wall, busy = looks[0]
         if len(looks) == 1:  # since the start
             wall = busy = 0
         # No time may have been accounted for: the engine is down.
-        return (stats.busy_ns - busy) / max(1, stats.wall_ns - wall)
+        return (device.busy_ns - busy) / max(1, device.wall_ns - wall)
 
 
 class _Page(Collector):
     """Collects the families of one page."""
 
     def __init__(self, metrics: Metrics, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float) -> None:
-        self._metrics, self._stats, self._info, self._up = metrics, stats, info, up
-        self._detok_seconds = detok_seconds
-        self._names, self._values = list(metrics.labels), list(metrics.labels.values())
+        self.metrics, self.stats, self.info, self.up = metrics, stats, info, up
+        self.detok_seconds = detok_seconds
+        self.event_batches, self.held_batches = metrics.kv_events() if metrics.kv_events else ({}, {})
+
+    @property
+    def adapters(self) -> int:
+        return len(self.info.adapters) if self.info else 0
+
+    @property
+    def busy_ratio(self) -> float:
+        return self.metrics.busy_ratio(self.stats, time.monotonic())
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of all steps by phase"""
+        host = {phase: ns / NS for phase, ns in asdict(self.stats.host_ns).items()}
+        return {**host, "forward": self.stats.device.busy_ns / NS, "detok": self.detok_seconds}
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats
-        for name, (field, text) in _FIELDS.items():
-            yield self._one(_kind(field), name, text, getattr(stats, field))
-        yield from self._host_tier()
-        yield from self._lower_tiers()
-        yield from self._kv_events()
-        yield from self._steps()
-        yield from self._requests()
-        yield from self._times()
-        yield from self._config()
-
-    def _host_tier(self) -> Iterator[Metric]:
-        stats = self._stats
-        events = self._fields("tier", "hit", "missed", "stored", "loaded", "refused", "evicted")
-        text = (
-            "Pages by what the host tier did with them. A prompt's pages that the device lacked are hit, or missed and "
-            "computed; refused ones were loaded, and not what had been stored."
+        tiers = dict(zip(self.info.tiers if self.info else (), self.stats.lower, strict=False))
+        yield from [self._family(row, {(): self.stats}) for row in SERIES]
+        yield from [self._family(row, {(tier,): one for tier, one in tiers.items()}, "tier") for row in LOWER]
+        yield from [self._family(row, {(): self}) for row in FRONT]
+        yield from [histogram.family(self.metrics.labels) for histogram in self.metrics.histograms]
+        name = self.metrics.labels["model_name"]
+        answers = CounterMetricFamily(
+            "http_requests", "HTTP answers.", labels=("handler", "method", "status", "model_name")
         )
-        yield self._by("event", COUNTER, "gapless:kv_tier_pages", text, events)
-        dropped = self._fields("tier_dropped", "full", "gone", "failed")
-        text = "Pages without a copy in the host tier."
-        yield self._by("reason", COUNTER, "gapless:kv_tier_dropped", text, dropped)
-        moving = {"read": stats.tier_loading, "written": stats.tier_storing}
-        yield self._by("direction", GAUGE, "gapless:kv_tier_moving", "Pages between host tier and device.", moving)
-        nbytes = {"read": stats.tier_read_bytes, "written": stats.tier_written_bytes}
-        text = "Bytes read from and written to the host tier."
-        yield self._by("direction", COUNTER, "gapless:kv_tier_bytes", text, nbytes)
-        seconds = {"read": stats.tier_read_ns / 1e9, "written": stats.tier_written_ns / 1e9}
-        text = "Time that transfers between host tier and device took, beside the steps."
-        yield self._by("direction", COUNTER, "gapless:kv_tier_seconds", text, seconds)
-
-    def _lower_tiers(self) -> Iterator[Metric]:
-        """Yield what the tiers below the host tier do: series without values where there are none."""
-        for name, (text, label, ends) in _LOWER.items():
-            kind = _kind(f"lower_{next(iter(ends.values()))}")
-            family = kind(name, text, labels=[*self._names, "tier", label])
-            for value, end in ends.items():
-                counts = getattr(self._stats, f"lower_{end}")
-                for tier, count in zip(self._info.tiers if self._info else (), counts, strict=False):
-                    family.add_metric([*self._values, tier, value], count / 1e9 if end.endswith("_ns") else count)
-            yield family
-
-    def _kv_events(self) -> Iterator[Metric]:
-        """Yield how the batches of KV events fare: series without values where none are published."""
-        batches, held = self._metrics.kv_events() if self._metrics.kv_events else ({}, {})
-        text = "Batches of KV events by what became of them; lost ones found the queue full."
-        yield self._by("outcome", COUNTER, "gapless:kv_event_batches", text, batches)
-        text = "Batches of KV events that wait for their turn, and those that can be asked for again."
-        yield self._by("place", GAUGE, "gapless:kv_event_batches_held", text, held)
-
-    def _steps(self) -> Iterator[Metric]:
-        """Yield the figures derived from the loop's numbers."""
-        stats = self._stats
-        yield self._one(GAUGE, "gapless:engine_up", "1 while the engine takes requests.", int(self._up))
-        used = (stats.pages_owned + stats.pages_fenced) / max(1, stats.pages_total)
-        yield self._one(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
-        name, text = "vllm:num_requests_waiting_by_reason", "Requests in the queue, by what they wait for."
-        yield self._by("reason", GAUGE, name, text, {"capacity": stats.waiting})
-        steps = self._fields("steps", "decode", "prefill", "mixed")
-        yield self._by("kind", COUNTER, "gapless:steps", "Steps settled.", steps)
-        declined = self._fields("declined", "depth", "ring", "capture", "queue")
-        yield self._by("cause", COUNTER, "gapless:declined_launches", "Launches put off.", declined)
-        over, text = self._fields("over_itl", "rows", "chunk", "late"), "Steps of decoding rows longer than max_itl."
-        yield self._by("cause", COUNTER, "gapless:steps_over_max_itl", text, over)
-        pages = self._fields("pages", "free", "cached", "owned", "fenced")
-        yield self._by("state", GAUGE, "gapless:kv_pages", "KV pages by state.", pages)
-        cached, loaded = stats.admitted_cached, stats.admitted_loaded
-        sources = {"local_cache_hit": cached - loaded, "external_kv_transfer": loaded}
-        sources["local_compute"] = stats.admitted_tokens - cached
-        text = "Prompt tokens by where their KV came from."
-        yield self._by("source", COUNTER, "vllm:prompt_tokens_by_source", text, sources)
-        eager = stats.steps - stats.graph_steps - stats.graph_misses
-        launches = {"graph": stats.graph_steps, "miss": stats.graph_misses, "eager": eager}
-        text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
-        yield self._by("how", COUNTER, "gapless:launches", text, launches)
-        verified = {str(place): count for place, count in enumerate(stats.verified)}
-        right = {str(place): count for place, count in enumerate(stats.accepted)}
-        text = "Draft tokens that were right."
-        yield self._one(COUNTER, "vllm:spec_decode_num_accepted_tokens", text, sum(stats.accepted))
-        text = "Draft tokens that were right, by their place. A place that falls far behind is a fault of the drafter."
-        yield self._by("position", COUNTER, "vllm:spec_decode_num_accepted_tokens_per_pos", text, right)
-        text = "Draft tokens that were verified, by their place."
-        yield self._by("position", COUNTER, "gapless:spec_decode_num_draft_tokens_per_pos", text, verified)
-        step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
-        step_tokens.load(stats.step_tokens, stats.step_tokens_sum)
-        yield step_tokens.family(self._metrics.labels)
-
-    def _requests(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        for histogram in metrics.histograms:
-            yield histogram.family(metrics.labels)
-        yield self._by("finished_reason", COUNTER, "vllm:request_success", "Sequences ended.", metrics.finished)
-        yield self._by("reason", COUNTER, "vllm:admission_rejections", "Requests refused.", metrics.rejected)
-        text = "Requests that ended, by adapter."
-        yield self._by("adapter", COUNTER, "gapless:adapter_requests", text, metrics.by_adapter)
-        loaded = len(self._info.adapters) if self._info else 0
-        yield self._one(GAUGE, "gapless:adapters", "Adapters that requests may ask for.", loaded)
-        name = metrics.labels["model_name"]
-        answers = COUNTER("http_requests", "HTTP answers.", labels=("handler", "method", "status", "model_name"))
-        for labels, count in sorted(metrics.http.items()):
+        for labels, count in sorted(self.metrics.http.items()):
             answers.add_metric((*labels, name), count)
         yield answers
+        if self.info is not None:
+            names = ("block_size", "num_gpu_blocks", "cache_dtype", "engine")
+            cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings.", labels=names)
+            cache.add_metric((str(self.info.page_size), str(self.info.pages), self.info.dtype, "0"), 1)
+            yield cache
 
-    def _times(self) -> Iterator[Metric]:
-        """Yield the device's and the host's times. The names have GPU, as in dashboards; a CPU counts as a device."""
-        stats = self._stats
-        idle = {cause: ns / 1e9 for cause, ns in stats.idle_ns.items()}
-        no_work, busy = idle.pop("no_work"), stats.busy_ns / 1e9
-        yield self._one(COUNTER, "gapless:gpu_busy_seconds", "Steps ran.", busy)
-        yield self._one(COUNTER, "gapless:gpu_idle_seconds", "There was nothing to run.", no_work)
-        text = "No step ran although there was work, by cause."
-        yield self._by("cause", COUNTER, "gapless:gpu_bubble_seconds", text, idle)
-        text = "From looking at a token to the mask of the next one."
-        yield self._one(COUNTER, "gapless:grammar_mask_seconds", text, stats.mask_ns / 1e9)
-        ratio = self._metrics.busy_ratio(stats, time.monotonic())
-        yield self._one(GAUGE, "gapless:gpu_busy_ratio", "Share of the last seconds in which steps ran.", ratio)
-        text = "Time to compile a form of output."
-        compiled = SummaryMetricFamily("gapless:grammar_compile_seconds", text, labels=self._names)
-        compiled.add_metric(self._values, stats.grammars_compiled, stats.grammars_ns / 1e9)
-        yield compiled
-        phases = {phase: ns / 1e9 for phase, ns in stats.host_ns.items()}
-        phases |= {"forward": busy, "detok": self._detok_seconds}
-        text = "Time of all steps by phase; forward is the device's."
-        seconds = SummaryMetricFamily("gapless:step_seconds", text, labels=[*self._names, "phase"])
-        for phase, value in sorted(phases.items()):
-            seconds.add_metric([*self._values, phase], stats.steps, value)
-        yield seconds
-
-    def _config(self) -> Iterator[Metric]:
-        info = self._info
-        if info is None:
-            return
-        labels = ("block_size", "num_gpu_blocks", "cache_dtype", "engine")
-        family = GAUGE("vllm:cache_config_info", "The KV cache's settings.", labels=labels)
-        family.add_metric((str(info.page_size), str(info.pages), info.dtype, "0"), 1)
-        yield family
-
-    def _fields(self, start: str, *ends: str) -> dict[str, int]:
-        """Return the fields of Stats whose names begin and end so, by their ends."""
-        return {end: getattr(self._stats, f"{start}_{end}") for end in ends}
-
-    def _one(self, kind: MetricFamily, name: str, text: str, value: float) -> Metric:
-        """Return a family with one value. The page appends `_total` to the names of counters."""
-        family = kind(name, text, labels=self._names)
-        family.add_metric(self._values, value)
-        return family
-
-    def _by(self, label: str, kind: MetricFamily, name: str, text: str, values: Mapping[str, float]) -> Metric:
-        """Return a family with one value for each key, which `label` holds."""
-        family = kind(name, text, labels=[*self._names, label])
-        for key, value in sorted(values.items()):
-            family.add_metric([*self._values, key], value)
-        return family
+    def _family(self, row: Series, roots: Mapping[tuple[str, ...], object], *more: str) -> Metric:
+        """Return a row's family. Its paths begin at `roots`, by their values of the labels `more`.
+        The page appends `_total` to the names of counters."""
+        names, values = [*self.metrics.labels, *more], [*self.metrics.labels.values()]
+        if row.kind is HISTOGRAM:
+            return _by_powers(row, self.stats, self.metrics.labels)
+        family: Any = FAMILIES[row.kind](row.name, row.text, labels=[*names, row.label] if row.label else names)
+        for labels, root in roots.items():
+            total = [attrgetter(row.total)(root)] if row.total else []
+            for value, number in row.values(root).items():
+                family.add_metric([*values, *labels, value] if row.label else [*values, *labels], *total, number)
+        found: Metric = family
+        return found
 
 
-def _kind(field: str) -> MetricFamily:
-    return GAUGE if field in GAUGES else COUNTER
+def _by_powers(row: Series, stats: Stats, labels: Mapping[str, str]) -> Metric:
+    counts = [*row.values(stats).values()]
+    below = [sum(counts[: power + 1]) for power in range(POWERS)]
+    bounds = [*(str(2.0**power) for power in range(POWERS)), "+Inf"]
+    family = HistogramMetricFamily(row.name, row.text, labels=list(labels))
+    buckets = list(zip(bounds, [*below, sum(counts)], strict=True))
+    family.add_metric(list(labels.values()), buckets, attrgetter(row.total)(stats))
+    return family

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from gapless.base import host
 from gapless.base.records import CAUSES
-from gapless.engine.seam import Stats
+from gapless.engine.series import COUNTER, SERIES
+from gapless.engine.stats import Stats
 from gapless.server.metrics import Histogram, Metrics
 
 SAMPLE_SECONDS = 1.0
@@ -19,8 +20,9 @@ KEPT = 1800
 """Samples that are kept."""
 WINDOW, LONG_WINDOW = 10, 60
 """Number of samples behind the quantiles."""
+SAMPLED = tuple(row for row in SERIES if row.column)
 SAMPLE_COLUMNS = (
-    *("time", "generated", "prompt", "running", "waiting", "kv", "steps", "right_drafts", "held_rows", "cpu"),
+    *("time", *(row.column for row in SAMPLED), "right_drafts", "cpu"),
     *("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "itl_max", "queue_p50", "queue_p99", "busy"),
     *(cause.value for cause in CAUSES),
 )
@@ -116,29 +118,25 @@ class SampleLog:
 def _rates(before: CountsAt, now: CountsAt) -> list[Value]:
     seconds = max(now.at - before.at, 1e-3)
     old, new = before.stats, now.stats
-    verified = sum(new.verified) - sum(old.verified)
+    grown = [row.sum(new) - (row.kind is COUNTER and row.sum(old)) for row in SAMPLED]
+    verified = new.drafts.draft_tokens - old.drafts.draft_tokens
     busy, all_of_it = (now.cpu[place] - before.cpu[place] for place in (0, 1))
     return [
         time.time(),
-        (new.generation_tokens - old.generation_tokens) / seconds,
-        (new.prompt_tokens - old.prompt_tokens) / seconds,
-        new.running,
-        new.waiting,
-        (new.pages_owned + new.pages_fenced) / max(1, new.pages_total),
-        (new.steps - old.steps) / seconds,
-        (sum(new.accepted) - sum(old.accepted)) / verified if verified > 0 else None,
-        (new.held_rows - old.held_rows) / seconds,
+        *[number / seconds if row.kind is COUNTER else number for row, number in zip(SAMPLED, grown, strict=True)],
+        (new.drafts.right - old.drafts.right) / verified if verified > 0 else None,
         busy / all_of_it if all_of_it > 0 else None,
     ]
 
 
 def _shares(before: Stats, now: Stats) -> list[Value]:
     """Return shares of the device's time: busy, then idle by cause. None while the engine has reported none."""
-    wall = now.wall_ns - before.wall_ns
+    old, new = before.device, now.device
+    wall = new.wall_ns - old.wall_ns
     if wall <= 0:
         return [None] * (1 + len(CAUSES))
-    idle = [new - old for new, old in zip(now.idle, before.idle, strict=True)]
-    return [ns / wall for ns in (now.busy_ns - before.busy_ns, *idle)]
+    idle = [new.idle_ns[cause] - old.idle_ns[cause] for cause in CAUSES]
+    return [ns / wall for ns in (new.busy_ns - old.busy_ns, *idle)]
 
 
 async def sample(log: SampleLog, stats: Callable[[], Stats]) -> None:

@@ -12,9 +12,11 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens, Turn
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
-from gapless.loop.records import NO_COPIES, StepRing, StepTable
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
+from gapless.engine.stats import Stats
+from gapless.loop.records import NO_COPIES, StepCounts, StepRing, StepTable
 from gapless.memory.events import PageEvents
+from gapless.plan.queue import QueueCounts
 
 RECORDS = 1024
 
@@ -126,7 +128,7 @@ class FakeCore:
         told = self._step()
         end = time.monotonic_ns()
         self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *4 * (begin,), *NO_COPIES, False, False)
-        self.records.end(begin, end, end, end, end, end, True)
+        self.records.end(begin, end, end, end, end, end, True, False)
         return told
 
     def _step(self) -> Turn:
@@ -177,11 +179,8 @@ class FakeCore:
 
     def stats(self) -> Stats:
         return Stats(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            in_flight=len(self._in_flight),
-            steps=self._steps,
-            generation_tokens=self._generated,
+            queue=QueueCounts(len(self._running), len(self._waiting), len(self._in_flight)),
+            steps=StepCounts(steps=self._steps, generation_tokens=self._generated),
         )
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:

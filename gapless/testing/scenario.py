@@ -7,7 +7,7 @@ goes turn by turn. Both check each turn that no page or row is given away that a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ def check_pages(loop: Loop) -> None:
     for group, pool in enumerate(loop.pools):
         pool.check([row.by_group[group] for row in loop.planner.by_row if row is not None])
         counts = pool.counts()
-        assert min(counts) >= 0 and sum(counts) == pool.size, f"pages do not add up: {counts}"
+        assert min(astuple(counts)) >= 0 and counts.total == pool.size, f"pages do not add up: {counts}"
 
 
 def check_at_rest(loop: Loop) -> None:

@@ -86,7 +86,7 @@ async function showSamples() {
   gauges.show(samples, newest, history);
   trends.show();
   why.show(samples, info);
-  machine.show(samples, newest.stats, info);
+  machine.show(samples, newest, info);
 }
 
 async function showPages() {

@@ -26,15 +26,15 @@ const GAUGES = [
     name: "Tokens per second",
     help: "generated tokens",
     read: ({ event, samples }) => ({
-      value: rate(event.tokens_per_second), note: `${count(event.stats.generation_tokens)} in all`,
+      value: rate(event.tokens_per_second), note: `${count(event.stats.steps.generation_tokens)} in all`,
       chart: [samples.last("generated", 120)],
     }),
   },
   {
     name: "Running",
     help: "requests in the batch; the dashed line are those that wait",
-    read: ({ event: { stats }, samples }) => ({
-      value: count(stats.running), note: `${count(stats.waiting)} waiting`,
+    read: ({ event: { stats: { queue } }, samples }) => ({
+      value: count(queue.running), note: `${count(queue.waiting)} waiting`,
       chart: [samples.last("running", 120), samples.last("waiting", 120)], most: 4,
     }),
   },
@@ -63,10 +63,10 @@ const GAUGES = [
   {
     name: "KV pages in use",
     help: "pages that requests hold",
-    read: ({ event: { stats }, samples }) => {
-      const used = stats.pages_owned + stats.pages_fenced;
-      const share = used / stats.pages_total;
-      return { value: percent(share), note: `${count(used)} of ${count(stats.pages_total)}`, chart: [samples.last("kv", 120)], most: 1 };
+    read: ({ event: { stats: { pages } }, samples }) => {
+      const used = pages.owned + pages.fenced;
+      const total = used + pages.free + pages.cached;
+      return { value: percent(used / total), note: `${count(used)} of ${count(total)}`, chart: [samples.last("kv", 120)], most: 1 };
     },
   },
 ];

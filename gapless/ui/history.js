@@ -83,7 +83,7 @@ export class History {
 
   #restAt(stats) {
     const last = this.steps[this.steps.length - 1];
-    if (!last || !stats || stats.running || stats.waiting || stats.in_flight) return null;
+    if (!last || !stats || stats.queue.running || stats.queue.waiting || stats.queue.in_flight) return null;
     return { start: last.end, end: this.now, cause: "no_work", step: last.step + 1 };
   }
 

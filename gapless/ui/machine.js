@@ -19,38 +19,47 @@ const ROWS = [
   ["Held by the server", ({ samples: { memory } }) => (memory.server ? bytes(memory.server) : null)],
   ["Weights", ({ info }) => (info.dtype in WIDTHS ? `${bytes(info.parameters * WIDTHS[info.dtype])} in ${info.dtype}` : null)],
   ["KV pages", ({ samples: { memory }, info }) => (memory.kv ? `${bytes(memory.kv)} on ${info.device}` : null)],
-  ["Steps", ({ samples, stats }) => `${rate(samples.mean("steps", RECENT))} a second, ${count(stats.in_flight)} of ${count(stats.depth)} in flight`],
-  ["Preemptions", ({ stats }) => (stats.preemptions ? count(stats.preemptions) : null)],
+  ["Steps", ({ samples, stats }) => `${rate(samples.mean("steps", RECENT))} a second, ${count(stats.queue.in_flight)} of ${count(stats.queue.depth)} in flight`],
   ["Adapters", ({ info }) => (info.adapters?.length ? `${info.adapters.length}: ${info.adapters.join(", ")}` : null)],
   ["Right drafts", drafts],
-  ["Forms of output", ({ stats }) => (stats.grammars_compiled + stats.grammar_hits ? `${count(stats.grammars_compiled)} compiled, ${count(stats.grammar_hits)} kept, ${count(stats.grammars_waiting)} waiting` : null)],
-  ["Masks", ({ stats }) => (stats.masks ? `${Math.round(stats.mask_ns / stats.masks / 1000)} µs each, ${count(stats.held_rows)} rows held` : null)],
+  ["Forms of output", ({ stats: { grammars } }) => (grammars.compiled + grammars.hits ? `${count(grammars.compiled)} compiled, ${count(grammars.hits)} kept, ${count(grammars.waiting)} waiting` : null)],
+  ["Masks", ({ stats: { masks } }) => (masks.written ? `${Math.round(masks.ns / masks.written / 1000)} µs each` : null)],
 ];
 
 /** A place whose share falls off beside those before it is a fault of the drafter. */
-function drafts({ samples, stats }) {
-  if (!stats.draft_tokens) return null;
-  const places = stats.verified.map((many, place) => (many ? Math.round((100 * stats.accepted[place]) / many) : "–"));
+function drafts({ samples, stats: { drafts: { verified, accepted } } }) {
+  if (!verified[0]) return null;
+  const places = verified.map((many, place) => (many ? Math.round((100 * accepted[place]) / many) : "–"));
   return `${percent(samples.mean("right_drafts", RECENT))}; since the start ${places.join(" ")} % by place`;
 }
 
 export class Machine {
   /** @param {HTMLTableSectionElement} body */
   constructor(body) {
-    this.rows = ROWS.map(([name, words]) => {
-      const cell = el("td");
-      const row = el("tr", { hidden: true }, el("th", { scope: "row", text: name }), cell);
-      body.append(row);
-      return { row, cell, words };
-    });
+    this.body = body;
+    this.rows = ROWS.map(([name, words]) => ({ ...this.#row(name), words }));
+    this.counts = {};
   }
 
-  /** @param {import("./samples.js").Samples} samples  @param {any} stats  @param {any} info */
-  show(samples, stats, info) {
-    for (const { row, cell, words } of this.rows) {
-      const text = words({ samples, stats, info });
-      row.hidden = text === null;
-      setText(cell, text ?? "");
+  /** `event.counts` are the numbers with a title in the table of metrics; zeros are left out.
+   * @param {import("./samples.js").Samples} samples  @param {any} event  @param {any} info */
+  show(samples, event, info) {
+    for (const { words, ...cells } of this.rows) this.#write(cells, words({ samples, stats: event.stats, info }));
+    for (const [title, number] of Object.entries(event.counts)) {
+      this.counts[title] ??= this.#row(title[0].toUpperCase() + title.slice(1));
+      this.#write(this.counts[title], number ? count(number) : null);
     }
+  }
+
+  #row(name) {
+    const cell = el("td");
+    const row = el("tr", { hidden: true }, el("th", { scope: "row", text: name }), cell);
+    this.body.append(row);
+    return { row, cell };
+  }
+
+  #write({ row, cell }, text) {
+    row.hidden = text === null;
+    setText(cell, text ?? "");
   }
 }

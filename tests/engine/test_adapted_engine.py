@@ -63,9 +63,9 @@ def tokens(llm, adapters):
 def test_rows_of_several_adapters_have_the_tokens_of_merged_weights(captures_all, paths, wanted, depth):
     with engine(paths, depth=depth) as llm:
         assert tokens(llm, NAMES) == wanted
-        before = llm.stats().graph_steps
+        before = llm.stats().steps.graph_steps
         assert tokens(llm, NAMES) == wanted
-        assert llm.stats().graph_steps > before, "steps with adapters were meant to be replays"
+        assert llm.stats().steps.graph_steps > before, "steps with adapters were meant to be replays"
         for adapter in NAMES:
             found = [llm.generate("pens " * 40, GREEDY, use_tqdm=False, adapter=adapter)[0] for _ in range(2)]
             assert found[0].num_cached_tokens == 0 < found[1].num_cached_tokens, "prefixes of an adapter are its own"
@@ -91,7 +91,7 @@ def test_more_adapters_than_slots_take_turns(paths, wanted):
 def test_preempted_rows_go_on_with_their_adapter(paths, wanted):
     with engine(paths, num_gpu_blocks_override=13, max_loras=2) as llm:
         assert tokens(llm, NAMES) == wanted
-        assert llm.stats().preemptions
+        assert llm.stats().queue.preemptions
 
 
 @pytest.mark.seeds
@@ -107,4 +107,4 @@ def test_steps_of_rows_without_adapters_are_those_of_an_engine_without(captures_
     assert ours == plain and more > fewer
     with engine(paths) as llm:
         assert tokens(llm, [""])[""] == wanted[""]
-        assert not llm.stats().captures_refused
+        assert not llm.stats().steps.captures_refused

@@ -217,7 +217,7 @@ async def test_one_refused_completion_ends_its_request():
         with pytest.raises(QueueFullError):
             await read_all(many)
         assert len(await read_all(first)) == 1
-        await until(lambda: len(fake.aborted) == 7 and not llm.stats().running)
+        await until(lambda: len(fake.aborted) == 7 and not llm.stats().queue.running)
 
 
 async def read_all(stream) -> list[Delta]:
@@ -275,7 +275,7 @@ async def test_64_streams_at_once_get_all_tokens():
 
         await asyncio.gather(*(one(i) for i in range(64)))
         assert llm.open_requests == 0
-        await until(lambda: llm.stats().running == llm.stats().waiting == 0)
+        await until(lambda: llm.stats().queue.running == llm.stats().queue.waiting == 0)
 
 
 async def test_drain_waits_for_open_requests_and_takes_no_new_ones():

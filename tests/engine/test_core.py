@@ -72,7 +72,7 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature, depth):
     for one in ("1", depth):
         core = build_core(config(directory, depth=one))
         found.append(drive(core, requests(temperature)))
-        assert core.stats().preemptions, "the pool was meant to be too small"
+        assert core.stats().queue.preemptions, "the pool was meant to be too small"
         core.close()
     assert found[0] == found[1]
     assert len({tuple(t) for t in found[0].values()}) > 8 and sum(map(len, found[0].values())) > 100
@@ -94,7 +94,7 @@ def test_a_very_small_model_replays_short_prompts_that_come_alone(directory, mon
             Request(2 * key + k, np.arange(n, dtype=np.int32), greedy, 0, (), 0, n + 2) for k, n in enumerate(lengths)
         ]
         drive(core, items)
-        missed.append(core.stats().graph_misses)
+        missed.append(core.stats().steps.graph_misses)
         while core.rest():
             core.step()
     # 5 and 7 share a graph, as do 9 and 16; two prompts at once have none to miss.
@@ -115,8 +115,14 @@ def test_parameters_of_a_request_reach_the_sampler(directory):
 def test_warm_up_leaves_no_trace(directory):
     core = build_core(config(directory, block_size=2, num_gpu_blocks_override=84), SimDevice(3))
     stats = core.stats()
-    assert stats.steps == stats.prompt_tokens == stats.generation_tokens == stats.prefix_queries == 0
-    assert (stats.pages_free, stats.pages_total) == (83, 83) and not list(core.loop.records) and not core.has_work()
+    assert (
+        stats.steps.steps
+        == stats.steps.prompt_tokens
+        == stats.steps.generation_tokens
+        == stats.steps.prefix_queries
+        == 0
+    )
+    assert (stats.pages.free, stats.pages.total) == (83, 83) and not list(core.loop.records) and not core.has_work()
     assert WARM_UP_KEY < 0
     core.close()
 
@@ -135,9 +141,9 @@ def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch,
     stats = core.stats()
     rows = [record.decode_rows for record in core.loop.records if not record.chunk_tokens]
     assert max(rows) == 4
-    assert stats.graph_steps + stats.graph_misses == (len(rows) if buckets else 0)
-    assert stats.graph_steps <= sum(count <= max(buckets, default=0) for count in rows)
-    assert (stats.graph_steps > 0) == bool(buckets)
+    assert stats.steps.graph_steps + stats.steps.graph_misses == (len(rows) if buckets else 0)
+    assert stats.steps.graph_steps <= sum(count <= max(buckets, default=0) for count in rows)
+    assert (stats.steps.graph_steps > 0) == bool(buckets)
     core.close()
 
 
@@ -145,14 +151,16 @@ def test_counters_and_the_page_map_add_up_after_all_requests(directory):
     core = build_core(config(directory, num_gpu_blocks_override=60, enforce_eager=True), SimDevice(3))
     tokens = drive(core, [*requests(0.0)][:6])
     stats, records, pages = core.stats(), list(core.loop.records), core.page_map()
-    assert stats.generation_tokens == sum(map(len, tokens.values()))
-    assert stats.prefix_queries == stats.prompt_tokens + stats.prefix_hits, "every prompt token is found or computed"
-    assert (stats.running, stats.waiting, stats.in_flight) == (0, 0, 0)
-    assert stats.steps == len(records) and stats.dropped_identity == stats.preemptions == 0
-    assert len(pages) == stats.pages_total == 59
+    assert stats.steps.generation_tokens == sum(map(len, tokens.values()))
+    assert stats.steps.prefix_queries == stats.steps.prompt_tokens + stats.steps.prefix_hits, (
+        "every prompt token is found or computed"
+    )
+    assert (stats.queue.running, stats.queue.waiting, stats.queue.in_flight) == (0, 0, 0)
+    assert stats.steps.steps == len(records) and stats.steps.dropped_identity == stats.queue.preemptions == 0
+    assert len(pages) == stats.pages.total == 59
     counts = {letter: pages.count(letter.encode()) for letter in "fcox"}
-    assert counts == {"f": stats.pages_free, "c": stats.pages_cached, "o": 0, "x": 0}
-    assert (stats.pages_owned, stats.pages_fenced, stats.pages_free + stats.pages_cached) == (0, 0, 59)
+    assert counts == {"f": stats.pages.free, "c": stats.pages.cached, "o": 0, "x": 0}
+    assert (stats.pages.owned, stats.pages.fenced, stats.pages.free + stats.pages.cached) == (0, 0, 59)
     assert [*core.steps_after(0)] == records and [*core.steps_after(records[-1].step)] == []
     assert [*core.steps_after(records[4].step)] == records[5:]
     assert [*core.steps_after(0, records[7].committed_at)] == records[7:]
@@ -169,17 +177,19 @@ def test_pages_add_up_after_every_step_and_times_at_the_end(directory):
     while core.has_work():
         core.step()
         stats = core.stats()
-        parts = (stats.pages_free, stats.pages_cached, stats.pages_owned, stats.pages_fenced)
-        assert sum(parts) == stats.pages_total and min(parts) >= 0
-        assert core.page_map().count(b"o") == stats.pages_owned
-    assert stats.wall_ns == stats.busy_ns + sum(stats.idle_ns.values())
-    assert abs(stats.wall_ns - (device.host_now - begin)) < 0.01 * stats.wall_ns
-    assert min(stats.busy_ns, stats.copy_ns) > 0 and stats.idle_ns["grammar"] == 0
-    assert stats.steps == stats.steps_decode + stats.steps_prefill + stats.steps_mixed == sum(stats.step_tokens)
-    assert stats.step_tokens_sum == sum(record.decode_rows + record.chunk_tokens for record in core.loop.records)
+        parts = (stats.pages.free, stats.pages.cached, stats.pages.owned, stats.pages.fenced)
+        assert sum(parts) == stats.pages.total and min(parts) >= 0
+        assert core.page_map().count(b"o") == stats.pages.owned
+    assert stats.device.wall_ns == stats.device.busy_ns + sum(stats.device.idle_ns.values())
+    assert abs(stats.device.wall_ns - (device.host_now - begin)) < 0.01 * stats.device.wall_ns
+    assert min(stats.device.busy_ns, stats.host_ns.copy) > 0 and stats.device.idle_ns["grammar"] == 0
+    assert (
+        stats.steps.steps == stats.sizes.decode + stats.sizes.prefill + stats.sizes.mixed == sum(stats.sizes.by_tokens)
+    )
+    assert stats.sizes.tokens == sum(record.decode_rows + record.chunk_tokens for record in core.loop.records)
     prompts = sum(len(item.tokens) for item in requests(0.0))
-    assert stats.admitted_tokens == prompts < stats.prefix_queries, "some were preempted and computed again"
-    assert stats.preemptions and stats.depth >= 1
+    assert stats.steps.admitted_tokens == prompts < stats.steps.prefix_queries, "some were preempted and computed again"
+    assert stats.queue.preemptions and stats.queue.depth >= 1
     core.close()
 
 
@@ -190,11 +200,11 @@ def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(dire
     monkeypatch.setattr("gapless.engine.wiring.load_model", lambda *args: made)
     core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(7))
     full, window = core.loop.pools
-    assert core.stats().pages_total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"
+    assert core.stats().pages.total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"
     drive(core, requests(0.0))
     assert window.counts().cached and full.counts() != window.counts()
     stats, pages = core.stats(), core.page_map()
-    assert stats.pages_cached == full.counts().cached + window.counts().cached == pages.count(b"c")
+    assert stats.pages.cached == full.counts().cached + window.counts().cached == pages.count(b"c")
     assert pages == full.page_map() + window.page_map()
     core.close()
 
@@ -335,8 +345,8 @@ def test_memory_that_the_device_takes_counts_once_the_engine_is_ready(directory)
             return Counting.asked
 
     core = build_core(config(directory), Counting())
-    assert core.stats().device_allocations == 3, "what start-up takes is not counted"
-    assert core.stats().device_allocations == 6
+    assert core.stats().allocations == 3, "what start-up takes is not counted"
+    assert core.stats().allocations == 6
     core.close()
 
 

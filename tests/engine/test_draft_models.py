@@ -57,9 +57,9 @@ def test_a_model_that_drafts_for_itself_is_right_at_every_depth(reference, depth
     with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=drafted_by()) as llm:
         assert [answers(llm) for _ in range(2)] == [reference] * 2
         stats = llm.stats()
-    assert stats.preemptions
+    assert stats.queue.preemptions
     # Not 1: drafts after the last token of an answer count as wrong, and products of few rows differ in their bits.
-    assert sum(stats.accepted) > 0.85 * stats.draft_tokens > 100
+    assert sum(stats.drafts.accepted) > 0.85 * stats.drafts.draft_tokens > 100
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_rows_with_adapters_are_drafted_for_by_the_model_without(tmp_path):
             found.append(answers(llm, adapter=["a", "", "a", "", "a"]))
             stats = llm.stats()
     assert found[0] == found[1]
-    assert 0 < sum(stats.accepted) < stats.draft_tokens
+    assert 0 < sum(stats.drafts.accepted) < stats.drafts.draft_tokens
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tmp_path):
@@ -132,4 +132,4 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(tmp_path):
 def test_a_checkpoint_drafts_as_its_config_says_if_no_method_is_named(reference, model):
     with LLM("demo", **SMALL, speculative_config={"model": model}) as llm:
         assert answers(llm) == reference
-        assert llm.stats().drafts > 10
+        assert llm.stats().drafts.drafts > 10

@@ -54,10 +54,10 @@ def play(adapter: str, depth: str, speculative: dict[str, Any] | None) -> dict[s
     played = {}
     with LLM("demo", **SMALL, depth=depth, lora_modules=(adapter,), speculative_config=speculative) as llm:
         for name, (text, sampling, more) in ASKED.items():
-            before = llm.stats().draft_tokens
+            before = llm.stats().drafts.draft_tokens
             params = SamplingParams(**{"max_tokens": 80, "temperature": 0} | sampling)
             (output,) = llm.chat([{"role": "user", "content": text}], params, use_tqdm=False, **more)
-            played[name] = Played(output.outputs, llm.stats().draft_tokens - before)
+            played[name] = Played(output.outputs, llm.stats().drafts.draft_tokens - before)
     return played
 
 

@@ -146,8 +146,8 @@ def test_a_request_is_admitted_before_its_tokens_come(drive):
     assert seen[0] == m.Ready(running.core.info) and m.Admitted(1, 0) in seen
     sent = [int(one.settled.tokens[0]) for one in seen if isinstance(one, m.Tokens)]
     assert sent == [next_token(m.unpack_request(add(1)), count, 100) for count in range(3)]
-    report = running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.generation_tokens == 3)
-    assert report.stats.running == 0, "the numbers come at once when the last request has gone"
+    report = running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.steps.generation_tokens == 3)
+    assert report.stats.queue.running == 0, "the numbers come at once when the last request has gone"
 
 
 def test_a_refusal_of_the_core_names_its_request(drive):
@@ -181,7 +181,7 @@ def test_an_abort_ends_a_request(drive):
     running.post(add(1, length=10_000))
     running.until(lambda one: isinstance(one, m.Tokens))
     running.post(m.Abort(1))
-    running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.steps and not one.stats.running)
+    running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.steps.steps and not one.stats.queue.running)
     assert running.core.aborted == [1]
 
 

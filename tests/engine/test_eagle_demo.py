@@ -96,8 +96,8 @@ def test_tokens_are_those_without_drafts_at_every_depth(drafts, depth, reference
     with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
         assert [answers(llm) for _ in range(2)] == [reference] * 2
         stats = llm.stats()
-    assert stats.accepted[0] > 0.25 * stats.drafts > 2
-    assert stats.preemptions or drafts != DRAFTS
+    assert stats.drafts.accepted[0] > 0.25 * stats.drafts.drafts > 2
+    assert stats.queue.preemptions or drafts != DRAFTS
 
 
 @pytest.mark.seeds
@@ -107,5 +107,5 @@ def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
     for speculative in (None, config()):
         with LLM("demo", **SMALL, speculative_config=speculative) as llm:
             found.append(answers(llm))
-            drafts = llm.stats().drafts
+            drafts = llm.stats().drafts.drafts
     assert found[0] == found[1] and drafts > 10

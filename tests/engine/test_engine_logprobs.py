@@ -118,7 +118,7 @@ def test_log_probabilities_are_those_of_transformers_at_any_depth(pair):
     for depth in ("1", "4") if model.config.model_type == "llama" else ("2", "8"):
         with engine(directory, depth) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            assert llm.stats().preemptions
+            assert llm.stats().queue.preemptions
         for output, one in zip(outputs, params, strict=True):
             check(model, output, one)
         tokens = [output.outputs[0].token_ids for output in outputs]

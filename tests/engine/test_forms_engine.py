@@ -40,7 +40,7 @@ def test_each_of_many_prompts_has_the_form_that_it_asks_for():
         texts = [output.outputs[0].text for output in one.generate(["x"] * 15, params)]
         for record, letters, plain in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
             assert "a" in json.loads(record) and re.fullmatch("[ab]{5}", letters) and plain
-        assert (one.stats().grammars_compiled, one.stats().grammar_hits) == (2, 8)
+        assert (one.stats().grammars.compiled, one.stats().grammars.hits) == (2, 8)
 
 
 def test_completions_of_one_prompt_share_a_compilation_and_nothing_else():
@@ -49,7 +49,7 @@ def test_completions_of_one_prompt_share_a_compilation_and_nothing_else():
         texts = [completion.text for completion in output.outputs]
         assert all(re.fullmatch("[a-z]{1,20}", text) for text in texts) and len(set(texts)) > 3
         assert [completion.finish_reason for completion in output.outputs] == ["stop"] * 8
-        assert one.stats().grammars_compiled == 1
+        assert one.stats().grammars.compiled == 1
 
 
 def test_a_refusal_names_the_prompt_and_leaves_the_engine_quiet():
@@ -60,7 +60,7 @@ def test_a_refusal_names_the_prompt_and_leaves_the_engine_quiet():
         with pytest.raises(RequestError, match=r"^structured_outputs\.json cannot"):
             one.generate("x", asks(json=UNIQUE))
         assert one.generate("x", asks(regex="abc"))[0].outputs[0].text == "abc"
-        assert one.stats().grammars_waiting == 0
+        assert one.stats().grammars.waiting == 0
 
 
 def test_more_requests_than_may_wait_are_submitted_bit_by_bit():
@@ -165,14 +165,14 @@ def test_the_real_core_hands_each_request_to_the_loop_with_its_matcher(demo, rea
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         assert set(allowed.tolist()) == set(request.stop_ids)
     stats = demo.stats()
-    assert (stats.grammars_compiled, stats.grammar_hits, stats.grammars_waiting) == (1, 1, 0)
+    assert (stats.grammars.compiled, stats.grammars.hits, stats.grammars.waiting) == (1, 1, 0)
 
 
 @pytest.mark.seeds
 def test_the_real_core_refuses_a_form_that_cannot_be_compiled(demo):
     with pytest.raises(RequestError, match='"uniqueItems"'):
         demo.generate("x", asks(json=UNIQUE))
-    assert demo.stats().grammars_refused == 1
+    assert demo.stats().grammars.refused == 1
 
 
 def plain_and_formed(core, resolver):

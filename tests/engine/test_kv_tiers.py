@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,10 @@ def test_prompts_that_the_device_gave_up_are_loaded(expected):
         (last,) = answers(llm, PROMPTS[-1:])
         after = llm.stats()
     assert token_ids(first + again) == expected * 2
-    assert before.admitted_cached // 2 < before.admitted_loaded <= before.admitted_cached
-    assert last.num_cached_tokens > 256 and after.admitted_loaded == before.admitted_loaded, "the device had it"
+    assert before.steps.admitted_cached // 2 < before.steps.admitted_loaded <= before.steps.admitted_cached
+    assert last.num_cached_tokens > 256 and after.steps.admitted_loaded == before.steps.admitted_loaded, (
+        "the device had it"
+    )
     assert not any(output.num_cached_tokens for output in first)
     lengths = [len(output.prompt_token_ids) for output in again]
     assert min(lengths) > 256 and sum(lengths) > 39 * 16, "the device holds one or two of them"
@@ -75,8 +78,8 @@ def test_an_engine_has_measured_its_link_when_it_is_ready_and_weighs_loads(monke
 def test_a_ready_engine_has_counted_no_page_of_its_warm_up():
     options = OPTIONS | {"block_size": 4, "num_gpu_blocks_override": 160}
     core = build_core(EngineConfig("demo", **options, kv_tiers=("host:64MiB",)))
-    counts = {name: count for name, count in core.stats()._asdict().items() if name.startswith("tier_")}
-    assert counts.pop("tier_slots") and not any(counts.values()), counts
+    counts = asdict(core.stats().tier)
+    assert counts.pop("slots") and not any(counts.values()), counts
     core.close()
 
 
@@ -102,7 +105,7 @@ while True:
 def wait_for_stores(llm):
     """Until the tier below has all that the host tier has stored."""
     deadline = time.monotonic() + 60
-    while llm.stats().lower_stored != (llm.stats().tier_stored,):
+    while llm.stats().lower[0].stored != llm.stats().tier.stored:
         assert time.monotonic() < deadline
         answers(llm, ["x"])  # stores are noticed between two steps
 
@@ -120,14 +123,14 @@ def test_a_decoder_takes_pages_of_a_prefiller_over_tls(tmp_path, expected):
         assert ssl.get_server_certificate(("127.0.0.1", port)) == Path(files["certfile"]).read_text()
         assert token_ids(answers(prefiller, PROMPTS)) == expected
         wait_for_stores(prefiller)
-        used, size = prefiller.stats().lower_used_bytes[0], prefiller.stats().lower_size_bytes[0]
+        used, size = prefiller.stats().lower[0].used_bytes, prefiller.stats().lower[0].size_bytes
         with LLM("demo", role="decode", kv_peers=[address], **options) as decoder:
             outputs = answers(decoder, PROMPTS)
             stats = decoder.stats()
     assert token_ids(outputs) == expected
-    assert max(output.num_cached_tokens for output in outputs) > 256 and stats.lower_loaded[0] > 16
-    assert 256 < stats.admitted_loaded <= stats.admitted_cached
-    assert 0 < stats.lower_read_bytes[0] <= used <= size <= 64 << 20 and stats.lower_read_ns[0] > 0
+    assert max(output.num_cached_tokens for output in outputs) > 256 and stats.lower[0].loaded > 16
+    assert 256 < stats.steps.admitted_loaded <= stats.steps.admitted_cached
+    assert 0 < stats.lower[0].read_bytes <= used <= size <= 64 << 20 and stats.lower[0].read_ns > 0
 
 
 @pytest.mark.seeds
@@ -143,7 +146,7 @@ def test_another_engine_loads_pages_of_the_first_from_disk(tmp_path, expected):
         stats = llm.stats()
     assert token_ids(outputs) == expected
     assert max(output.num_cached_tokens for output in outputs) > 256
-    assert stats.lower_loaded[0] > 16 and stats.lower_refused == (0,)
+    assert stats.lower[0].loaded > 16 and not stats.lower[0].refused
     with LLM("demo", **OPTIONS, dtype="bfloat16", kv_tiers=tiers) as llm:
         assert not any(output.num_cached_tokens for output in answers(llm, PROMPTS)), "pages of another dtype"
 
@@ -162,7 +165,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_a_disk_tier_that_opens(
             child.send_signal(signal.SIGKILL)
     with LLM("demo", **OPTIONS, kv_tiers=["host:1MiB", f"disk:{tmp_path}:64MiB"]) as llm:
         assert token_ids(answers(llm, PROMPTS * 2)) == expected * 2
-        assert llm.stats().lower_hits[0] > 0
+        assert llm.stats().lower[0].hits > 0
 
 
 OTHERS = [{"block_size": 32}, {"dtype": "bfloat16"}, {"batch_invariant": True}, {"max_model_len": 256}]

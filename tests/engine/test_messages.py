@@ -10,8 +10,11 @@ from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, Q
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageChange, PageEvent, Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import AdapterChange, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo
+from gapless.engine.stats import Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
+from gapless.offload.below import LowerCounts
+from gapless.plan.queue import QueueCounts
 
 PARAMS = SamplingParams(
     *(3, 0.5, 0.9, 7, 0.1, -5),
@@ -171,7 +174,7 @@ def steps(rows=4):
     groups = [first, first, second, first, first]
     chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
     numbers = [{name: 2**53 + 100 * row + place for place, name in enumerate(COLUMNS)} for row in range(5)]
-    flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1} for n in range(5)]
+    flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1, "in_vain": n == 2} for n in range(5)]
     made = [StepRecord(**{**numbers[n], **flags[n]}, decode=groups[n], chunks=chunks[n]) for n in range(5)]
     return StepTable.of(made[:rows])
 
@@ -181,7 +184,7 @@ def same(before, after):
     for old, new in zip(before, after, strict=True):
         assert new._replace(decode=None) == old._replace(decode=None)
         assert new.decode.tolist() == old.decode.tolist() and new.decode.dtype == np.int64
-        assert type(new.waited) is type(new.missed) is type(new.chained) is bool
+        assert {type(new.waited), type(new.missed), type(new.chained), type(new.in_vain)} == {bool}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
@@ -247,7 +250,11 @@ def test_page_events_whose_tokens_fill_no_pages_are_refused(change):
 
 def test_one_frame_holds_a_turn():
     info = EngineInfo("m", "cpu", "float32", 10, 20, 3, 4, 5, 6, "auto", 7, (("weights", 0.5),))
-    frame = [m.Ready(info), m.Admitted(1, 2), m.StatsReport(Stats(running=3))]
+    frame = [
+        m.Ready(info),
+        m.Admitted(1, 2),
+        m.StatsReport(Stats(queue=QueueCounts(running=3), lower=(LowerCounts(hits=2),))),
+    ]
     assert m.decode_from_core(m.encode(frame)) == frame
 
 

@@ -118,7 +118,7 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
         await running.next()
         assert await llm.reset_prefix_cache()
         _, cached = await whole(await llm.open(PROMPT, SHORT))
-        assert cached == 0 and llm.stats().tier_loaded == 0
+        assert cached == 0 and llm.stats().tier.loaded == 0
         assert (await whole(running))[0].token_ids == wanted
         assert (await whole(await llm.open(PROMPT, SHORT)))[1] > 256, "pages that came since are shared"
         for pool in engine.core.loop.pools:
@@ -134,7 +134,7 @@ async def test_requests_with_forms_that_a_pause_holds_are_bounded_too():
         await llm.pause_generation()
         engine.core.loop.planner.waiting.limit = 2
         held = [await llm.open(PROMPT, form) for _ in range(2)]
-        while llm.stats().waiting < 2:
+        while llm.stats().queue.waiting < 2:
             await asyncio.sleep(0.01)
         with pytest.raises(QueueFullError):
             await whole(await llm.open(PROMPT, form))

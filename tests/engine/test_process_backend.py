@@ -112,8 +112,8 @@ async def test_tokens_come_back_as_the_core_made_them():
             expected = [next_token(item, count, VOCAB) for count in range(4 + item.key)]
             assert sink.tokens_of[item.key] == expected
         assert sorted(sink.began) == list(range(1, 9))
-        await sink.until(lambda: backend.stats().generation_tokens == sum(4 + key for key in range(1, 9)))
-        await sink.until(lambda: backend.stats().running == 0)
+        await sink.until(lambda: backend.stats().steps.generation_tokens == sum(4 + key for key in range(1, 9)))
+        await sink.until(lambda: backend.stats().queue.running == 0)
 
 
 def sockets_left_to_children(pid: int) -> list[str]:
@@ -142,22 +142,22 @@ async def test_kill_nine_ends_everything_and_the_engine_comes_back():
     async with running(pace=0.01) as (backend, sink):
         for key in range(1, 17):
             backend.submit(request(key, length=1000))
-        await sink.until(lambda: len(sink.tokens_of) == 16 and backend.stats().generation_tokens > 0)
-        counted, pid = backend.stats().generation_tokens, backend.pid
+        await sink.until(lambda: len(sink.tokens_of) == 16 and backend.stats().steps.generation_tokens > 0)
+        counted, pid = backend.stats().steps.generation_tokens, backend.pid
         os.kill(pid, signal.SIGKILL)
         await sink.until(lambda: sink.deaths)
         (error,) = sink.deaths
         assert type(error) is EngineDeadError
         assert "SIGKILL" in str(error)
         assert not backend.ready()
-        assert backend.stats().running == 0
+        assert backend.stats().queue.running == 0
         backend.submit(request(50))
         await sink.until(lambda: type(sink.refusals.get(50)) is EngineDeadError)
         await sink.until(backend.ready)
         assert backend.pid != pid
         backend.submit(request(99))
         await sink.until(lambda: sink.flags_of.get(99) == Flag.LENGTH)
-        await sink.until(lambda: backend.stats().generation_tokens >= counted + 5)
+        await sink.until(lambda: backend.stats().steps.generation_tokens >= counted + 5)
         assert len(sink.deaths) == 1
 
 

@@ -19,11 +19,14 @@ from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.backend import MessageBackend
 from gapless.engine.driver import EngineDriver
 from gapless.engine.process_backend import ProcessBackend
-from gapless.engine.seam import Stats
+from gapless.engine.stats import Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.trace import KEPT_REQUESTS
 from gapless.engine.watch import LOG_STEPS, StepWatcher
-from gapless.loop.records import COLUMNS, StepRecord, StepTable
+from gapless.loop.records import COLUMNS, StepCounts, StepRecord, StepTable
+from gapless.loop.timeline import DeviceTimes, StepSizes
+from gapless.offload.below import LowerCounts
+from gapless.plan.queue import QueueCounts
 from gapless.testing.core import FakeCore
 
 
@@ -210,9 +213,15 @@ async def test_the_latest_requests_are_bounded_and_hold_no_text():
 
 
 def test_counters_go_on_across_restarts_and_gauges_do_not():
-    before = Stats(running=3, depth=2, steps=10, busy_ns=5, step_tokens=(1, 2))
-    now = Stats(running=1, depth=4, steps=1, busy_ns=1, step_tokens=(0, 0, 7)).plus(before.counters())
-    assert (now.running, now.depth, now.steps, now.busy_ns) == (1, 4, 11, 6)
-    assert now.step_tokens == (1, 2, 7)
-    assert before.counters()._replace(running=3, depth=2) == before
-    assert set(now.idle_ns) == {"host_late", "no_work", "grammar", "copy_wait", "graph_miss", "depth", "launch"}
+    before = Stats(
+        queue=QueueCounts(running=3, depth=2), steps=StepCounts(steps=10), device=DeviceTimes(busy_ns=5),
+        sizes=StepSizes(by_tokens=(1, 2)), lower=(LowerCounts(hits=2, waiting=5), LowerCounts(hits=1)),
+    )  # fmt: skip
+    now = Stats(
+        queue=QueueCounts(running=1, depth=4), steps=StepCounts(steps=1), device=DeviceTimes(busy_ns=1),
+        sizes=StepSizes(by_tokens=(0, 0, 7)), lower=(LowerCounts(hits=4, waiting=1),),
+    ).plus(Stats().plus(before))  # fmt: skip
+    assert now.queue == QueueCounts(running=1, depth=4) and (now.steps.steps, now.device.busy_ns) == (11, 6)
+    assert now.sizes.by_tokens == (1, 2, 7)
+    assert now.lower == (LowerCounts(hits=6, waiting=1), LowerCounts(hits=1))
+    assert set(now.device.idle_ns) == {"host_late", "no_work", "grammar", "copy_wait", "graph_miss", "depth", "launch"}

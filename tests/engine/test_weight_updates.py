@@ -54,11 +54,11 @@ def test_new_weights_give_their_own_tokens_and_find_no_page_of_the_old(captures_
     old, new = wanted
     with LLM("demo", **OPTIONS) as llm:
         assert answer(llm) == (old[:16], 0) and answer(llm)[1] > 256
-        graphs = llm.stats().graph_steps
+        graphs = llm.stats().steps.graph_steps
         llm.update_weights(str(other))
         assert answer(llm) == (new[:16], 0)
         assert answer(llm)[1] > 256, "pages of the new weights are shared as usual"
-        assert llm.stats().graph_steps > graphs > 0, "steps were meant to be replays, of the graphs from before"
+        assert llm.stats().steps.graph_steps > graphs > 0, "steps were meant to be replays, of the graphs from before"
         llm.update_weights(str(resolve_model_dir("demo")))
         assert answer(llm) == (old[:16], 0)
 
@@ -81,13 +81,13 @@ def test_no_tier_gives_a_page_of_the_old_weights(other, wanted, tmp_path, monkey
     with LLM("demo", **{**OPTIONS, "num_gpu_blocks_override": 40}, kv_tiers=tiers) as llm:
         answer(llm)
         deadline = time.monotonic() + 60
-        while llm.stats().lower_stored[0] < 16:
+        while llm.stats().lower[0].stored < 16:
             assert time.monotonic() < deadline
             llm.generate("x", SHORT, use_tqdm=False)
         llm.update_weights(str(other))
-        assert llm.stats().tier_used == 0
+        assert llm.stats().tier.used == 0
         assert answer(llm) == (wanted[1][:16], 0)
-        assert llm.stats().tier_loaded == llm.stats().lower_loaded[0] == 0
+        assert llm.stats().tier.loaded == llm.stats().lower[0].loaded == 0
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other, wanted, tmp_path):

@@ -40,7 +40,7 @@ def test_drafts_change_no_token(depth: int, errs: float) -> None:
     for seed in (0, 9, 12):
         device, counts = CudaDevice(), Counter[str]()
         loop = right_drafts(errs, 0.0, 1.0).play(seed, device, depth, counts=counts)
-        assert loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens
+        assert loop.launcher.gate is not None and loop.launcher.gate.report().draft_tokens
         device.close()
 
 
@@ -59,9 +59,9 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
         with LLM("demo", **options, depth=depth, speculative_config=config) as llm:
             found.append([output.outputs[0].token_ids for output in llm.chat(chats, asked, use_tqdm=False)])
             stats = llm.stats()
-        assert stats.captures_refused == 0
+        assert stats.steps.captures_refused == 0
         if config:
-            assert sum(stats.accepted) > 0.5 * stats.draft_tokens > 20
+            assert sum(stats.drafts.accepted) > 0.5 * stats.drafts.draft_tokens > 20
     assert all(tokens == found[0] for tokens in found[1:])
 
 
@@ -83,7 +83,7 @@ def test_greedy_tokens_in_bfloat16_differ_from_those_without_drafts_at_near_ties
             chats = [[{"role": "user", "content": text}] for text in said]
             found.append([output.outputs[0] for output in llm.chat(chats, asked, use_tqdm=False)])
             stats = llm.stats()
-    assert stats.draft_tokens > 200 and sum(stats.accepted) > 50
+    assert stats.drafts.draft_tokens > 200 and sum(stats.drafts.accepted) > 50
     for plain, drafted in zip(*found, strict=True):
         pairs = zip(plain.token_ids, drafted.token_ids, strict=True)
         first = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
@@ -120,7 +120,7 @@ def test_tokens_that_are_drawn_beside_drafts_come_as_often_as_the_model_says() -
     with LLM("demo", **IN_BFLOAT16, load_format="dummy", speculative_config=NGRAM) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt}] * count, asked, use_tqdm=False)
         stats = llm.stats()
-    assert stats.drafts > count and stats.accepted[0] > count / 4
+    assert stats.drafts.drafts > count and stats.drafts.accepted[0] > count / 4
     drawn = Counter(tuple(output.outputs[0].token_ids[2:5]) for output in outputs)
     squares = [(drawn[three] - count * chance) ** 2 / (count * chance) for three, chance in expected.items()]
     assert sum(squares) < UNLIKELY

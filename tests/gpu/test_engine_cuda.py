@@ -104,7 +104,7 @@ def test_the_largest_sampled_batch_stays_inside_its_share(tmp_path, asks):
         least = min(least, torch.cuda.mem_get_info()[0])
     stats = core.stats()
     core.close()
-    assert stats.captures_refused == stats.device_allocations == 0 and stats.graph_steps > 20
+    assert stats.steps.captures_refused == stats.allocations == 0 and stats.steps.graph_steps > 20
     assert total - least <= share * total
 
 
@@ -138,8 +138,8 @@ def test_no_step_takes_memory_once_the_engine_is_ready(tmp_path, eager, tokens):
             core.rest()
     stats = core.stats()
     core.close()
-    assert stats.device_allocations == 0
-    assert stats.steps > stats.graph_steps and (stats.graph_steps > 20) == (not eager)
+    assert stats.allocations == 0
+    assert stats.steps.steps > stats.steps.graph_steps and (stats.steps.graph_steps > 20) == (not eager)
 
 
 Line = tuple[float, int, list[int]]

@@ -97,7 +97,7 @@ def test_processed_rows_get_the_same_tokens_at_every_depth_and_neighbours_theirs
             outputs = llm.generate(QUESTIONS, [asks, plain] * 3, use_tqdm=False)
             same = llm.generate(QUESTIONS[::2], plain.replace(frequency_penalty=0.75), use_tqdm=False)
             alone = llm.generate(QUESTIONS[1::2], plain, use_tqdm=False)
-            assert llm.stats().captures_refused == 0
+            assert llm.stats().steps.captures_refused == 0
         found.append([output.outputs[0].token_ids for output in outputs])
         assert found[-1][::2] == [output.outputs[0].token_ids for output in same]
         assert found[-1][1::2] == [output.outputs[0].token_ids for output in alone]

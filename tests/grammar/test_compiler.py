@@ -17,7 +17,7 @@ from gapless.base.records import Request
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar import compiler as compiler_module
 from gapless.grammar import kept
-from gapless.grammar.compiler import Compiler
+from gapless.grammar.compiler import Compiler, GrammarCounts
 from gapless.grammar.library import LlgLimits
 from gapless.grammar.source import write_grammar
 
@@ -109,9 +109,8 @@ def test_a_request_comes_back_with_a_matcher_of_its_own(compiling):
     first.advance(digit)
     assert demo().eos in demo().allowed(first)
     assert demo().eos not in demo().allowed(second)
-    counts = compiler.totals()
-    assert counts.pop("grammars_ns") > 0
-    assert counts == {"grammars_compiled": 1, "grammar_hits": 2, "grammars_refused": 0}
+    counts = compiler.report()
+    assert counts == GrammarCounts(compiled=1, ns=counts.ns, hits=2) and counts.ns > 0
 
 
 def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
@@ -206,8 +205,8 @@ def test_the_same_form_under_another_name_is_named_by_it(compiling):
     found = errors(compiler, gate, 4)
     assert [error.param for error in found] == ["structured_outputs.json", "guided_json"] * 2
     assert all("uniqueItems" in str(error) for error in found)
-    counts = compiler.totals()
-    assert (counts["grammars_compiled"], counts["grammar_hits"], counts["grammars_refused"]) == (2, 2, 4)
+    counts = compiler.report()
+    assert (counts.compiled, counts.hits, counts.refused) == (2, 2, 4)
 
 
 def test_an_aborted_request_never_comes_back(compiling):
@@ -251,13 +250,13 @@ def test_a_request_that_waits_too_long_is_refused_and_its_grammar_is_kept(compil
     assert isinstance(late, RequestError) and late.param == "structured_outputs.regex"
     assert "not compiled in 60 s" in str(late)
     assert isinstance(behind, QueueFullError) and not found
-    assert (one, two, compiler.totals()["grammars_refused"]) == (1, 2, 2)
+    assert (one, two, compiler.report().refused) == (1, 2, 2)
     gate.opened.set()
     assert gate.rung.acquire(timeout=10)
     assert compiler.take() == ([], [])
     compiler.submit(request(3))
     assert len(ready(compiler, gate, 1)) == 1
-    assert compiler.totals()["grammar_hits"] == 1
+    assert compiler.report().hits == 1
 
 
 def test_a_request_that_waits_while_others_are_compiled_is_not_refused(compiling, clock, monkeypatch):

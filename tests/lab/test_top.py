@@ -88,7 +88,7 @@ def test_metrics_of_a_real_vllm_are_shown():
     assert seen.hit_rate == pytest.approx((25984 - 9984) / (32552 - 13052))
     assert seen.ttft.n == 219 - 94 and 0.001 < seen.ttft.p50 < seen.ttft.p99 < 1
     assert seen.itl.p99 >= seen.itl.p50 > 0 and seen.e2e.n == 101
-    assert 0 < seen.kv_usage < 0.01 and seen.preemptions == 0
+    assert 0 < seen.kv_usage < 0.01 and seen.counts == {"preemptions": 0}
     assert seen.http["2xx"] > 0 and seen.refused == 0
     assert (seen.busy, seen.bubbles, seen.depth) == (None, {}, None)  # series of ours
     text = block(seen, ["heading"])

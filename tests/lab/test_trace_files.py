@@ -26,7 +26,7 @@ def step(number, start, end, late=0, rows=2, chunks=(), launched=None):
         planning_at=at - 300 - late, planned_at=at - 200, packed_at=at - 100, launched_at=at,
         loads_from=number, loads_until=number + 40, stores_from=0, stores_until=0, missed=False, chained=number == 3,
         device_start=start, device_end=end, home_at=end, observing_at=end, observed_at=end + 40, committed_at=end + 90,
-        waited=True, decode=KEYS if rows else KEYS[:0], chunks=chunks,
+        waited=True, in_vain=False, decode=KEYS if rows else KEYS[:0], chunks=chunks,
     )  # fmt: skip
 
 
@@ -129,9 +129,9 @@ def test_a_damaged_file_is_reported_by_line(tmp_path, line, change):
         b"{}",
         b"[]",
         b'{"traceEvents": []}',
-        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 3"}}',
+        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 4"}}',
         b"\x1f\x8bnonsense",
-        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 3"}}',
+        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 4"}}',
     ],
 )
 def test_other_files_are_refused(tmp_path, data, capsys):
@@ -169,6 +169,13 @@ def test_a_summary_counts_steps_and_their_time():
     assert found.phases["on the device"] == (1_000, 4_000)
     late = Recording(StepTable.of([step(1, 0, 100, launched=40)]), [])
     assert TraceSummary(late).enqueueing == 40
+
+
+def test_a_step_whose_masks_were_all_late_is_idle_time_of_grammar():
+    found = TraceSummary(
+        Recording(StepTable.of([step(1, 1_000, 5_000), step(2, 5_000, 5_900)._replace(in_vain=True)]), [])
+    )
+    assert (found.busy, found.span) == (4_000, 4_900) and found.idle == [("grammar", 900, 1, 900)]
 
 
 def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_a_run_of_drafts_ends_where_its_row_ends(depth):
         stop = next(token for token in range(VOCAB) if token not in answer) if index > 12 else answer[index]
         stopped = new_job(prompt, MAX_LEN, stop_ids=(stop,))
         for job in (stopped, new_job(prompt, len(prompt) + index)):
-            accepted += int(play(new_loop(depth), job).launcher.gate.counts.accepted.sum())
+            accepted += play(new_loop(depth), job).launcher.gate.report().right
     assert accepted > 60, "ends that no run of drafts reached prove nothing"
 
 
@@ -55,7 +55,7 @@ def test_a_run_of_drafts_ends_where_its_row_ends(depth):
 def test_a_run_of_drafts_crosses_page_edges_and_ends_at_the_context(depth, page_size):
     for length in range(1, 10):
         loop = play(new_loop(depth, page_size), new_job(list(range(5, 5 + length)), MAX_LEN))
-        assert loop.launcher.gate.counts.accepted.sum() > 10
+        assert loop.launcher.gate.report().right > 10
 
 
 @pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))
@@ -68,10 +68,10 @@ def test_rows_leave_and_are_preempted_with_drafts_in_flight(depth):
     assert preempted
 
 
-def counts_of(depth: int, errs: float) -> tuple[list[int], list[int]]:
+def counts_of(depth: int, errs: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Drafts that one row verified, and right ones, by their place."""
-    counts = play(new_loop(depth, errs=errs), new_job([9, 9, 2], MAX_LEN)).launcher.gate.counts
-    return counts.verified.tolist(), counts.accepted.tolist()
+    counts = play(new_loop(depth, errs=errs), new_job([9, 9, 2], MAX_LEN)).launcher.gate.report()
+    return counts.verified, counts.accepted
 
 
 def test_right_drafts_keep_their_share_by_place_at_any_depth():

@@ -25,7 +25,7 @@ def drafts_of(shape: Sizes, jobs: list[Job], seed: int, depth: int) -> Counter[s
     counts = Counter[str]()
     loop = draft_model_loop(seed, jobs, SimDevice(seed), shape, depth, counts)
     run_directly(loop, jobs, direct_plain)
-    return counts + Counter(accepted=int(loop.launcher.gate.counts.accepted.sum()))
+    return counts + Counter(accepted=loop.launcher.gate.report().right)
 
 
 def job(key: int, prompt: list[int], length: int, turn: int = 0, aborts: int | None = None) -> Job:

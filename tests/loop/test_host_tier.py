@@ -112,11 +112,11 @@ def test_moved_bytes_and_times_are_known_to_the_next_step():
     device = SimDevice(3, "lazy")
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
     counts = rounds(loop)
-    totals = loop.parts.transfers.totals()
+    moved = loop.parts.transfers.report()
     page_bytes = loop.parts.transfers.slots[0][0].nbytes
-    assert totals["tier_read_bytes"] == counts.loaded * page_bytes and totals["tier_read_ns"] > 0
-    assert totals["tier_written_bytes"] == counts.stored * page_bytes and totals["tier_written_ns"] > 0
-    assert totals["tier_loading"] == totals["tier_storing"] == 0
+    assert moved.read_bytes == counts.loaded * page_bytes and moved.read_ns > 0
+    assert moved.written_bytes == counts.stored * page_bytes and moved.written_ns > 0
+    assert moved.loading == moved.storing == 0
     assert counts.hit == counts.loaded and counts.missed == 4 * 9, "the first round, but for each last token's page"
     steps = [*loop.records]
     loads = [(step.loads_from, step.loads_until) for step in steps]

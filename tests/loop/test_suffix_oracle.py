@@ -48,11 +48,11 @@ def test_only_answers_of_the_same_tenant_are_drafted(kind, monkeypatch):
     assert loop.launcher.gate is not None
     gained, prompt = [], [7, 3, 11, 2, 5, 13, 17, 19]
     for key, salt in enumerate(("planter", "planter", "other", "", "other", "planter")):
-        before = int(loop.launcher.gate.counts.accepted.sum())
+        before = loop.launcher.gate.report().right
         job = ask(key, prompt, salt)
         run(loop, [job])
         job.check()
-        gained.append(int(loop.launcher.gate.counts.accepted.sum()) - before)
+        gained.append(loop.launcher.gate.report().right - before)
     first_times, again = [gained[0], gained[2], gained[3]], [gained[1], gained[4], gained[5]]
     assert max(first_times) == 0 and min(again) > 20
     assert set(suffixes.table[:, :, OWN_TENANT].unique().tolist()) == {0, 1, 2, 3}
@@ -82,8 +82,8 @@ def test_as_many_drafts_are_right_at_every_depth(monkeypatch, guarded_steps):
         for job in jobs:
             job.check()
         assert loop.launcher.gate is not None
-        counts = loop.launcher.gate.counts
-        found.append((counts.draft_tokens, counts.accepted.tolist()))
+        counts = loop.launcher.gate.report()
+        found.append((counts.draft_tokens, counts.accepted))
     assert found[0][0] > 50 and sum(found[0][1]) > 30 and all(counts == found[0] for counts in found)
 
 

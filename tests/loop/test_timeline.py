@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from gapless.device import CpuDevice
 from gapless.kernels import native
 from gapless.loop.records import StepRecord, StepTable
 from gapless.loop.spec import Sizes
-from gapless.loop.timeline import Gap, Timeline, all_gaps, gaps_before
+from gapless.loop.timeline import Gap, StepSizes, Timeline, all_gaps, gaps_before
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import TICK_NS, SimDevice
@@ -34,6 +35,19 @@ def idle(timeline):
     return {name: timeline.idle[name] for name in IDLE}
 
 
+def numbers(timeline):
+    """All its totals."""
+    device, sizes = timeline.device, timeline.sizes
+    return [
+        device.wall_ns,
+        device.busy_ns,
+        *device.idle_ns.values(),
+        *astuple(timeline.host),
+        *sizes.by_tokens,
+        sizes.tokens,
+    ]
+
+
 def rows(*records):
     return StepTable.of(records).rows
 
@@ -46,7 +60,15 @@ def step(number, start, end, launched, **times):
     copies = ("loads_from", "loads_until", "stores_from", "stores_until")
     rest = dict.fromkeys(("work_at", "held_by", "held_until", *copies), 0) | {"missed": False, "chained": False} | times
     return StepRecord(
-        step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
+        step=number,
+        decode_rows=1,
+        chunk_tokens=0,
+        in_flight=1,
+        waited=True,
+        in_vain=False,
+        decode=np.array([7]),
+        chunks=(),
+        **rest,
     )
 
 
@@ -118,7 +140,7 @@ def test_a_clock_that_is_a_little_off_never_makes_time_twice():
     together = Timeline()
     together.begin(0)
     together.add(rows(*records))
-    assert together.totals() == timeline.totals()
+    assert numbers(together) == numbers(timeline)
     assert timeline.busy + sum(idle(timeline).values()) == timeline.covered == 220
     assert timeline.busy == 95 + 100 + 10
 
@@ -127,9 +149,8 @@ def test_steps_are_counted_by_kind_and_size():
     timeline = Timeline()
     for decode, chunk in ((1, 0), (4, 0), (5, 0), (0, 64), (3, 62)):
         timeline.add(rows(step(1, 0, 0, 0)._replace(decode_rows=decode, chunk_tokens=chunk)))
-    assert (timeline.decode_steps, timeline.prefill_steps, timeline.mixed_steps) == (3, 1, 1)
-    assert timeline.tokens == 1 + 4 + 5 + 64 + 65
-    assert timeline.step_tokens[:8] == [1, 0, 1, 1, 0, 0, 1, 1]
+    assert replace(timeline.sizes, by_tokens=()) == StepSizes(3, 1, 1, tokens=1 + 4 + 5 + 64 + 65)
+    assert timeline.sizes.by_tokens[:8] == (1, 0, 1, 1, 0, 0, 1, 1)
 
 
 # Planted in a whole loop, on the virtual clock.
@@ -210,7 +231,7 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
     assert 4 * share * LONG * 0.99 < found["copy_wait"] < 4 * share * LONG * 1.01
     assert abs(sum(found.values()) - 4 * LONG) < LONG * 0.01
     assert found["copy_wait"] + found["host_late"] > 4 * LONG * 0.99
-    assert loop.log.timeline.copy > 4 * LONG
+    assert loop.log.timeline.host.copy > 4 * LONG
 
 
 def test_a_device_that_begins_late_is_a_launch():
@@ -239,16 +260,15 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
         device.host_now += 12_345
         loop.log.forget()
         begin = device.host_now
-        shown = loop.account().totals()
+        shown = numbers(loop.account())
         for round in range(3):
             run(loop, script(seed * 7 + round, 48), check=False)
             device.host_now += 10**7 * round
-            now = loop.account().totals()
-            grown = (np.asarray(now[name]) - np.asarray(shown[name]) for name in now)
-            assert all((growth >= 0).all() for growth in grown), "counters only grow"
+            now = numbers(loop.account())
+            assert all(new >= old for new, old in zip(now, shown, strict=True)), "counters only grow"
             shown = now
         timeline = loop.log.timeline
-        assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin == shown["wall_ns"]
+        assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin == timeline.device.wall_ns
         assert 0 <= device.host_now - timeline.covered <= TICK_NS
         records = loop.records.after(0)
         assert timeline.busy == sum(record.device_ns for record in records)
@@ -311,6 +331,6 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     assert loop.counters.graph_steps == (3 * 19 if captured and device.caps.captures else 0)
     assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
     assert timeline.busy + timeline.idle["no_work"] <= wall
-    host = [timeline.plan, timeline.prepare, timeline.enqueue, timeline.wait, timeline.post]
+    host = astuple(timeline.host)[:-1]
     assert min(host) > 0 and sum(host) <= wall
     device.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.pages import NULL_PAGE, PagePool, Pin
+from gapless.memory.pages import NULL_PAGE, PageCounts, PagePool, Pin
 
 PAGES = 7
 
@@ -119,11 +119,11 @@ class Pools(RuleBasedStateMachine):
     def counts_agree(self):
         held = {page for owner in self.owners for page in owner.pages}
         fenced = {page for page in held if all(owner.fence is not None for owner in self.holders(page))}
-        expected = (len(self.free), len(self.resting), len(held - fenced), len(fenced))
+        expected = PageCounts(len(self.free), len(self.resting), len(held - fenced), len(fenced))
         assert self.pool.counts() == expected
         assert self.pool.fenced == len(fenced)
         assert self.pool.available() == len(self.free) + len(self.resting)
-        assert sum(expected) == self.pool.size == PAGES - 1
+        assert expected.total == self.pool.size == PAGES - 1
         self.pool.check([owner.pages for owner in self.owners if owner.fence is None])
         assert all(self.pool.find(digest) == page for digest, page in self.index.items())
 
@@ -198,17 +198,17 @@ def test_a_shared_page_stays_owned_while_one_owner_stays():
     pool.publish(page, b"a")
     pool.pin(page)
     pool.retire([page], 1)
-    assert pool.counts() == (1, 0, 1, 0)
+    assert pool.counts() == PageCounts(1, 0, 1, 0)
     pool.retire([page], 2)
-    assert pool.counts() == (1, 0, 0, 1)
+    assert pool.counts() == PageCounts(1, 0, 0, 1)
     ledger.advance(Clock.COMPUTE, 1)
-    assert pool.counts() == (1, 0, 0, 1)
+    assert pool.counts() == PageCounts(1, 0, 0, 1)
     pool.pin(page)
-    assert pool.counts() == (1, 0, 1, 0), "a fenced page that is shared again is owned"
+    assert pool.counts() == PageCounts(1, 0, 1, 0), "a fenced page that is shared again is owned"
     ledger.advance(Clock.COMPUTE, 2)
-    assert pool.counts() == (1, 0, 1, 0)
+    assert pool.counts() == PageCounts(1, 0, 1, 0)
     pool.retire([page], 2)
-    assert pool.counts() == (1, 1, 0, 0)
+    assert pool.counts() == PageCounts(1, 1, 0, 0)
 
 
 def test_an_owned_page_is_not_evicted_and_an_empty_pool_says_so():
@@ -269,14 +269,14 @@ def test_a_page_that_is_being_stored_stays_out_of_the_pool_though_its_request_en
     if not late:
         pool.unpin((page,), out(1), Pin.STORE)  # the transfer is on its way
     pool.retire([page], 1)
-    assert pool.counts() == (1, 0, late, not late), "a pin keeps it, then a fence"
+    assert pool.counts() == PageCounts(1, 0, late, not late), "a pin keeps it, then a fence"
     for step in range(2, 9):
         ledger.advance(Clock.COMPUTE, step)
     if late:
         pool.unpin((page,), out(1), Pin.STORE)
-    assert pool.counts() == (1, 0, 0, 1) and pool.available() == 1
+    assert pool.counts() == PageCounts(1, 0, 0, 1) and pool.available() == 1
     ledger.advance(Clock.BULK_OUT, 1)
-    assert pool.counts() == (1, 1, 0, 0)
+    assert pool.counts() == PageCounts(1, 1, 0, 0)
 
 
 def test_a_page_that_is_loaded_is_shared_once_its_transfer_is_acknowledged():
@@ -285,9 +285,9 @@ def test_a_page_that_is_loaded_is_shared_once_its_transfer_is_acknowledged():
     pool.fill({page: b"a"}, transfer=2)
     ledger.advance(Clock.COMPUTE, 1)
     ledger.advance(Clock.BULK_IN, 1)
-    assert pool.find(b"a") is None and pool.counts() == (1, 0, 1, 0)
+    assert pool.find(b"a") is None and pool.counts() == PageCounts(1, 0, 1, 0)
     ledger.advance(Clock.BULK_IN, 2)
-    assert pool.find(b"a") == page and pool.settled(page) and pool.counts() == (1, 1, 0, 0)
+    assert pool.find(b"a") == page and pool.settled(page) and pool.counts() == PageCounts(1, 1, 0, 0)
 
 
 def test_a_page_comes_back_when_every_kind_of_pin_is_gone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.pages import PagePool, Pin
+from gapless.memory.pages import PageCounts, PagePool, Pin
 from gapless.offload.host import HostTier
 
 
@@ -73,7 +73,7 @@ def test_a_page_that_is_stored_is_not_given_away_before_the_end():
     batch = world.tier.next_store()
     assert world.pool.counts().fenced == 1 and world.pool.available() == 4
     world.tier.stored(batch, [1])
-    assert world.pool.counts() == (4, 1, 0, 0) and world.tier.has(world.pool, b"a")
+    assert world.pool.counts() == PageCounts(4, 1, 0, 0) and world.tier.has(world.pool, b"a")
 
 
 def test_a_loaded_page_is_shared_and_takes_no_second_copy():
@@ -83,7 +83,7 @@ def test_a_loaded_page_is_shared_and_takes_no_second_copy():
     assert world.tier.waits(ticket) and world.pool.find(b"a") is None
     world.tier.loaded(batch, [ord("a")])
     assert not world.tier.waits(ticket) and world.pool.settled(world.pool.find(b"a"))
-    assert not world.tier.busy and world.tier.counts.loaded == 1 and world.pool.counts() == (4, 1, 0, 0)
+    assert not world.tier.busy and world.tier.counts.loaded == 1 and world.pool.counts() == PageCounts(4, 1, 0, 0)
 
 
 def test_a_page_with_another_checksum_is_refused_and_its_copy_dropped():
@@ -91,7 +91,7 @@ def test_a_page_with_another_checksum_is_refused_and_its_copy_dropped():
     ticket, batch = world.load(b"a")
     world.tier.loaded(batch, [7])
     assert not world.tier.waits(ticket), "the request goes on and computes"
-    assert world.pool.find(b"a") is None and world.pool.counts() == (5, 0, 0, 0)
+    assert world.pool.find(b"a") is None and world.pool.counts() == PageCounts(5, 0, 0, 0)
     assert not world.tier.has(world.pool, b"a") and world.tier.used() == 0 and world.tier.counts.refused == 1
 
 

@@ -281,13 +281,17 @@ def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it
     assert world.tier.has(world.pool, b"a"), "it came late, and is a copy all the same"
 
 
+def by_tier(world, name):
+    """A count of each tier."""
+    return tuple(getattr(counts, name) for counts in world.below.report())
+
+
 @pytest.mark.parametrize("aborted", [False, True])
 def test_pages_of_a_load_that_no_request_waits_for_are_quarantined_until_it_ends(aborted):
     world = World(Line(), Line(), slots=2)
 
     def moving():
-        totals = world.tier.totals()
-        return totals["lower_loading"], totals["lower_quarantined"]
+        return by_tier(world, "loading"), by_tier(world, "quarantined")
 
     def leave(search):
         """Its request is gone, or it is late."""
@@ -396,14 +400,12 @@ def test_a_store_that_fails_is_counted_by_page():
 def test_counts_are_told_by_tier():
     world = World(Line(), Line())
     world.send(b"a")
-    totals = world.tier.totals()
-    assert totals["lower_storing"] == (1, 1) and totals["lower_waiting"] == (0, 0)
+    assert by_tier(world, "storing") == (1, 1) and by_tier(world, "waiting") == (0, 0)
     world.lines[1].ends()
     world.below.poll()
-    totals = world.tier.totals()
-    assert totals["lower_stored"] == (0, 1) and totals["lower_written_bytes"] == (0, 10)
-    assert totals["lower_storing"] == (1, 0) and totals["lower_written_ns"] == (0, 500_000_000)
-    assert totals["lower_used_bytes"] == (10, 0) and totals["lower_size_bytes"] == (100, 100)
+    assert by_tier(world, "stored") == (0, 1) and by_tier(world, "written_bytes") == (0, 10)
+    assert by_tier(world, "storing") == (1, 0) and by_tier(world, "written_ns") == (0, 500_000_000)
+    assert by_tier(world, "used_bytes") == (10, 0) and by_tier(world, "size_bytes") == (100, 100)
 
 
 def test_a_missing_page_is_a_miss_and_a_load_is_counted_until_it_ends():
@@ -412,13 +414,11 @@ def test_a_missing_page_is_a_miss_and_a_load_is_counted_until_it_ends():
     world.lines[0].answers(key(b"a"))
     world.lines[1].answers(key(b"a"), key(b"b"))
     world.below.poll()
-    totals = world.tier.totals()
-    assert (totals["lower_hits"], totals["lower_missed"]) == ((1, 2), (2, 1))
-    assert world.fetch(search, b"a", b"b") and world.tier.totals()["lower_loading"] == (1, 1)
+    assert (by_tier(world, "hits"), by_tier(world, "missed")) == ((1, 2), (2, 1))
+    assert world.fetch(search, b"a", b"b") and by_tier(world, "loading") == (1, 1)
     world.ends()
-    totals = world.tier.totals()
-    assert totals["lower_loading"] == (0, 1) and totals["lower_read_ns"] == (500_000_000, 0)
-    assert totals["lower_quarantined"] == (0, 0)
+    assert by_tier(world, "loading") == (0, 1) and by_tier(world, "read_ns") == (500_000_000, 0)
+    assert by_tier(world, "quarantined") == (0, 0)
 
 
 @pytest.mark.parametrize("aborted", [False, True])

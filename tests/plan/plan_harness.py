@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
@@ -329,7 +329,7 @@ class Drive:
         for group, pool in enumerate(self.pools):
             pool.check([row.by_group[group] for row in self.planner.by_row if row is not None])
             counts = pool.counts()
-            assert min(counts) >= 0 and sum(counts) == pool.size
+            assert min(astuple(counts)) >= 0 and counts.total == pool.size
             reusable = {(group, page) for page in (*pool.free, *pool.cached)}
             for flight in self.flights:
                 assert not flight.pages & reusable, f"step {flight.plan.step} is in flight and a page of it is free"

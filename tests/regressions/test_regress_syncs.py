@@ -62,7 +62,7 @@ async def test_row_065_a_wedged_engine_is_seen_and_named():
             backend.submit(Request(1, np.array([1, 2], np.int32), SamplingParams(), 0, (), 0, 9))
             error = await asyncio.wait_for(sink.news.get(), 30)
             assert "one turn of the loop took more than 0.3 s" in str(error)
-            assert not backend.ready() and backend.stats().running == 0
+            assert not backend.ready() and backend.stats().queue.running == 0
         finally:
             await backend.close()
 

@@ -50,9 +50,9 @@ TEMPLATE = (
 
 
 def idle(**causes):
-    """Idle times as Stats holds them."""
+    """Idle times of DeviceTimes."""
     assert set(causes) <= set(CAUSES)
-    return tuple(causes.get(cause, 0) for cause in CAUSES)
+    return {cause: causes.get(cause, 0) for cause in CAUSES}
 
 
 def backend():

@@ -56,7 +56,7 @@ def test_one_id_joins_the_answer_the_list_of_requests_and_the_client(server, cli
     more = {"/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 5}, "/v1/responses": {"input": "hi"}}
     fields = {**(ASKED | more)[path], "stream": stream}
     response = client.post(path, json=fields, headers={"x-request-id": "mine-1"})
-    server.until(lambda: server.stats().running == 0)
+    server.until(lambda: server.stats().queue.running == 0)
     (row,) = client.get("/debug/requests?limit=1").json()["requests"]
     assert row["request_id"] == "mine-1" and row["id"] in response.text
 

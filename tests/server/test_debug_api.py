@@ -10,6 +10,7 @@ from importlib.resources import files
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import pytest
 from server_harness import TOKENS, error_of, fake_core, serving
 from waiting import until
@@ -20,9 +21,13 @@ from gapless.base.errors import EngineDeadError
 from gapless.cli.main import main
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.frontdoor import ModelAssets
-from gapless.engine.seam import EngineInfo, EngineView, Stats
+from gapless.engine.seam import EngineInfo, EngineView
+from gapless.engine.stats import Stats
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
+from gapless.memory.pages import PageCounts
+from gapless.offload.below import LowerCounts
+from gapless.offload.copies import HostCounts
 from gapless.server import debug, pages, settings
 from gapless.server.app import App
 from gapless.server.config import ServerConfig
@@ -101,8 +106,8 @@ def test_steps_arrive_while_a_client_watches(server, client):
     gaps = [gap for event in watcher.events for gap in event["gaps"]]
     assert len(gaps) >= 39 and all(start < end and cause == "host_late" for start, end, cause, _ in gaps)
     assert sum(step["idle_ns"] for step in steps) == sum(end - start for start, end, _, _ in gaps)
-    assert set(last["stats"]) == set(Stats._fields)
-    assert set(last["totals"]) == {"wall_ns", "busy_ns", "idle_ns", "host_ns"}
+    assert msgspec.convert(last["stats"], Stats).queue.depth == last["stats"]["queue"]["depth"] > 0
+    assert last["counts"]["preemptions"] == 0
     assert last["now"] > steps[-1]["committed_at"] and all(event["skipped"] == 0 for event in watcher.events)
     server.until(lambda: server.llm.watch.watchers == 0)
     place = server.llm.watch.log.ended
@@ -245,7 +250,7 @@ class Engine:
         self.sink = sink
 
     def stats(self):
-        return Stats(pages_total=8, pages_free=5, pages_cached=1, pages_owned=1, pages_fenced=1)
+        return Stats(pages=PageCounts(5, 1, 1, 1))
 
     def ready(self):
         return True
@@ -297,13 +302,13 @@ async def test_the_page_map_is_made_once_for_all_who_ask():
 
 
 def test_each_tier_has_a_row_with_its_counts():
-    counts = {
-        "tier_slots": 64, "tier_used": 48, "tier_hit": 31, "tier_missed": 9, "tier_read_bytes": 4096,
-        "tier_dropped_full": 5, "lower_used_bytes": (70, 0), "lower_size_bytes": (99, 0), "lower_hits": (20, 3),
-        "lower_missed": (1, 2), "lower_dropped_slow": (0, 8),
-    }  # fmt: skip
-    zeros = {name: (0, 0) for name in Stats._fields if name.startswith("lower_")}
-    host, disk, redis = debug.tier_rows(Stats(**zeros | counts), ("disk", "redis"))
+    numbers = Stats(
+        tier=HostCounts(slots=64, used=48, hit=31, missed=9, read_bytes=4096, dropped_full=5),
+        lower=(
+            LowerCounts(used_bytes=70, size_bytes=99, hits=20, missed=1), LowerCounts(hits=3, missed=2, dropped_slow=8),
+        ),
+    )  # fmt: skip
+    host, disk, redis = debug.tier_rows(numbers, ("disk", "redis"))
     assert [row["tier"] for row in (host, disk, redis)] == ["host", "disk", "redis"]
     assert [(row["used"], row["size"]) for row in (host, disk, redis)] == [(48, 64), (70, 99), (0, 0)]
     assert [(row["hits"], row["missed"]) for row in (host, disk, redis)] == [(31, 9), (20, 1), (3, 2)]

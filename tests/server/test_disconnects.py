@@ -25,7 +25,12 @@ def aborting(server, count):
 def quiet(server):
     """Nothing runs, nothing waits, nothing is open anywhere."""
     stats = server.stats()
-    return (stats.running, stats.waiting, server.run(lambda: server.llm.open_requests), server.state.open) == (0,) * 4
+    return (
+        stats.queue.running,
+        stats.queue.waiting,
+        server.run(lambda: server.llm.open_requests),
+        server.state.open,
+    ) == (0,) * 4
 
 
 LONG = {"prompt": "~long", "max_tokens": 1000}
@@ -55,7 +60,7 @@ RUNNING = [
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_running_request_whose_client_goes_is_aborted(server, path, fields, rows, stream):
     with aborting(server, rows), send(server, path, **fields, stream=stream):
-        server.until(lambda: server.stats().running == rows)
+        server.until(lambda: server.stats().queue.running == rows)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -63,11 +68,11 @@ def test_a_queued_request_whose_client_goes_is_aborted(stream):
     """Two rows only: the third request has not had a token when its client goes."""
     with serving(core=lambda: fake_core(max_num_seqs=2)) as server:
         with send(server, **LONG, n=2) as holder:
-            server.until(lambda: server.stats().running == 2)
+            server.until(lambda: server.stats().queue.running == 2)
             with send(server, **LONG, stream=stream):
-                server.until(lambda: server.stats().waiting == 1)
-            server.until(lambda: server.stats().waiting == 0)
-            assert server.stats().running == 2
+                server.until(lambda: server.stats().queue.waiting == 1)
+            server.until(lambda: server.stats().queue.waiting == 0)
+            assert server.stats().queue.running == 2
             assert len(server.core.aborted) == 1
             holder.close()
         server.until(lambda: quiet(server))

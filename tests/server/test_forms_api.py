@@ -152,7 +152,7 @@ def test_a_client_that_goes_away_while_its_grammar_is_compiled_leaves_nothing():
         with server.client(headers={"x-request-timeout": "0.1"}) as client:
             assert client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"}).status_code == 408
         server.core.go_on.set()
-        server.until(lambda: server.stats().grammars_waiting == 0)
+        server.until(lambda: server.stats().grammars.waiting == 0)
         assert len(server.core.aborted) == 1
         with server.client() as client:
             assert texts(client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})) == ["a"]

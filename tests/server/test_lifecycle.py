@@ -91,7 +91,7 @@ def test_draining_and_the_end_of_it():
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2][6:])["error"]["code"] == "server_shutting_down"
-        server.until(lambda: server.stats().running == 0)
+        server.until(lambda: server.stats().queue.running == 0)
 
 
 def test_a_server_that_ends_before_its_model_is_there_is_not_healthy():
@@ -119,7 +119,7 @@ def test_a_late_answer_is_an_error_not_a_short_answer(how):
         assert done == "data: [DONE]"
         assert json.loads(error[6:])["error"]["code"] == "timeout"
         assert all(json.loads(chunk[6:])["choices"][0]["finish_reason"] is None for chunk in chunks)
-        server.until(lambda: server.stats().running == 0)
+        server.until(lambda: server.stats().queue.running == 0)
 
 
 def slowly(server, seconds, timeout):
@@ -175,7 +175,7 @@ def test_time_runs_in_the_queue_too():
         response = client.post("/v1/completions", json={**ASK, "stream": True}, headers={"x-request-timeout": "0.1"})
         assert response.status_code == 408
         assert error_of(response)["code"] == "timeout"
-        server.until(lambda: server.stats().waiting == 0)
+        server.until(lambda: server.stats().queue.waiting == 0)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])

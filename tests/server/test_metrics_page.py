@@ -1,30 +1,45 @@
 """The whole /metrics page of one fixed moment: names, types, help texts, labels and values that dashboards rely on."""
 
 import random
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gapless.base.records import CAUSES
 from gapless.engine.outputs import RequestMetrics
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import EngineInfo
+from gapless.engine.stats import Stats
+from gapless.offload.below import LowerCounts
 from gapless.server.metrics import Metrics
 
 PAGE = Path(__file__).parent / "metrics_page.txt"
 SECOND = 10**9
-SIZES = {"verified": 4, "accepted": 4, "step_tokens": 8, "idle": len(CAUSES)}
+SIZES = {"lower": 0, "by_tokens": 8, "verified": 4, "accepted": 4}
 
 
-def counted() -> Stats:
-    """Each number of Stats has a value of its own, whichever others there are."""
-    values: dict[str, object] = {"steps": 20_000, "admitted_tokens": 20_000}
-    for name, default in Stats()._asdict().items():
-        one = crc32(name.encode()) % 9973 * (10**6 if name.endswith("_ns") else 1)
-        many = tuple(one + place for place in range(SIZES.get(name, 2)))
-        values.setdefault(name, many if isinstance(default, tuple) else one)
-    assert len(set(values.values())) == len(values) - 1
-    return Stats(**values)
+def usual(path: str) -> int:
+    """A value of its own for each number, whichever others there are."""
+    return 20_000 if path == "steps.steps" else crc32(path.encode()) % 9973 * (10**6 if "ns" in path else 1)
+
+
+def counted(value: Callable[[str], int] = usual) -> Stats:
+    numbers = {one.name: filled_in(getattr(Stats(), one.name), one.name, value) for one in fields(Stats)}
+    numbers["lower"] = tuple(filled_in(LowerCounts(), f"lower {place}", value) for place in range(2))
+    return Stats(**numbers)
+
+
+def filled_in(default: Any, path: str, value: Callable[[str], int]) -> Any:
+    if is_dataclass(default):
+        parts = [filled_in(getattr(default, one.name), f"{path}.{one.name}", value) for one in fields(default)]
+        return type(default)(*parts)
+    if isinstance(default, dict):
+        return {key: value(f"{path}.{key}") for key in default}
+    if isinstance(default, tuple):
+        return tuple(value(f"{path}.{place}") for place in range(SIZES[path.rpartition(".")[2]]))
+    return value(path)
 
 
 INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000, tiers=("disk", "redis"))
@@ -64,3 +79,12 @@ def test_the_page_of_a_fixed_moment_is_what_dashboards_know():
     expected = parsed(PAGE.read_text(encoding="utf-8"))
     assert len(expected) > 40
     assert parsed(filled().render(counted(), INFO, True, 0.25).decode()) == expected
+
+
+def test_every_number_of_the_engine_is_on_the_page():
+    paths: list[str] = []
+    counted(lambda path: paths.append(path) or 0)
+    page = Metrics("m").render(counted(), INFO, True)
+    for path in paths:
+        other = counted(lambda one, path=path: usual(one) + 10**9 * (one == path))
+        assert Metrics("m").render(other, INFO, True) != page, f"no series shows {path}"

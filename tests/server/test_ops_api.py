@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_harness import TOKENS, error_of, events, serving
 
 import gapless
-from gapless.engine.seam import Stats
+from gapless.engine.stats import Stats
+from gapless.loop.timeline import DeviceTimes
 from gapless.server.metrics import Metrics
 
 
@@ -103,7 +104,7 @@ def test_the_metrics_page_counts_what_happened():
         client.post("/v1/completions", json={"prompt": "!", "max_tokens": 7})
         client.get("/nowhere")
         client.post("/v1/completions", json={"prompt": 3})
-        server.until(lambda: server.stats().running == 0)
+        server.until(lambda: server.stats().queue.running == 0)
         page = families(client)
         assert value(page, "vllm:request_success_total", finished_reason="length") == 3
         assert value(page, "vllm:request_success_total", finished_reason="stop") == 1
@@ -152,20 +153,22 @@ def test_the_metrics_page_counts_what_happened():
 def test_the_busy_ratio_is_that_of_the_last_seconds():
     metrics = Metrics("tiny")
     second = 10**9
-    assert metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=100 * second), 0.0) == 1.0
+    assert metrics.busy_ratio(Stats(device=DeviceTimes(100 * second, 100 * second)), 0.0) == 1.0
     for now in range(1, 30):
-        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=(100 + now // 2) * second), float(now))
+        ratio = metrics.busy_ratio(
+            Stats(device=DeviceTimes((100 + now) * second, (100 + now // 2) * second)), float(now)
+        )
         assert abs(ratio - 0.5) <= 0.51 / now
     assert len(metrics.busy_looks) <= 12
     for now in range(30, 45):
-        ratio = metrics.busy_ratio(Stats(wall_ns=(100 + now) * second, busy_ns=115 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(device=DeviceTimes((100 + now) * second, 115 * second)), float(now))
     assert ratio == 0.0
 
 
 def test_an_engine_that_is_down_is_not_busy():
     metrics, second = Metrics("tiny"), 10**9
     for now in range(20):
-        ratio = metrics.busy_ratio(Stats(wall_ns=100 * second, busy_ns=90 * second), float(now))
+        ratio = metrics.busy_ratio(Stats(device=DeviceTimes(100 * second, 90 * second)), float(now))
     assert ratio == 0.0
 
 

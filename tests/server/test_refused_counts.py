@@ -62,7 +62,7 @@ def test_a_request_that_a_full_queue_refuses_is_no_abort():
                 target=client.post, args=(COMPLETIONS,), kwargs={"json": {"prompt": "a", "max_tokens": 1}}
             )
             waiting.start()
-            server.until(lambda: server.stats().waiting == 1)
+            server.until(lambda: server.stats().queue.waiting == 1)
             before = ran(client)
             for more in ({}, {"n": 3}, {"prompt": ["a", "b"]}, {"stream": True}):
                 body = {"prompt": "a", "max_tokens": 1, **more}

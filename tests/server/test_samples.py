@@ -7,7 +7,12 @@ import pytest
 from server_harness import idle
 
 from gapless.engine.outputs import RequestMetrics
-from gapless.engine.seam import Stats
+from gapless.engine.stats import Stats
+from gapless.loop.records import StepCounts
+from gapless.loop.timeline import DeviceTimes
+from gapless.memory.pages import PageCounts
+from gapless.pace.draft_gate import DraftCounts
+from gapless.plan.queue import QueueCounts
 from gapless.server import samples
 from gapless.server.metrics import Metrics
 from gapless.server.samples import SAMPLE_COLUMNS, SampleLog, quantile
@@ -42,13 +47,14 @@ def test_a_sample_is_what_happened_since_the_one_before(monkeypatch):
     monkeypatch.setattr(samples.host, "processor_time", lambda: next(ticks))
     metrics = Metrics("m")
     log = SampleLog(metrics)
-    before = Stats(generation_tokens=10, wall_ns=SECOND, pages_total=8)
+    before = Stats(steps=StepCounts(generation_tokens=10), device=DeviceTimes(SECOND), pages=PageCounts(free=8))
     log.take(before)
     metrics.inter_token_latency.observe(2.4)
     metrics.observe_start(RequestMetrics(arrival=SECOND, started=2 * SECOND, first_token=4 * SECOND))
-    now = before._replace(
-        generation_tokens=50, running=3, waiting=2, pages_owned=2, wall_ns=3 * SECOND, busy_ns=SECOND,
-        idle=idle(host_late=SECOND // 2, no_work=SECOND // 2), verified=(8,), accepted=(6,),
+    now = Stats(
+        steps=StepCounts(generation_tokens=50), queue=QueueCounts(3, 2), pages=PageCounts(free=6, owned=2),
+        device=DeviceTimes(3 * SECOND, SECOND, idle(host_late=SECOND // 2, no_work=SECOND // 2)),
+        drafts=DraftCounts((8,), (6,)),
     )  # fmt: skip
     log.take(now)
     log.take(now)
@@ -65,7 +71,7 @@ def test_a_sample_is_what_happened_since_the_one_before(monkeypatch):
 def test_samples_are_bounded_and_told_from_a_number_on(monkeypatch):
     log = SampleLog(Metrics("m"))
     for tokens in range(samples.KEPT + 12):
-        log.take(Stats(generation_tokens=tokens))
+        log.take(Stats(steps=StepCounts(generation_tokens=tokens)))
     first, rows = log.after(0)
     assert (first, len(rows), log.ended) == (11, samples.KEPT, samples.KEPT + 11)
     first, rows = log.after(log.ended - 2)

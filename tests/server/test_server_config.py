@@ -6,13 +6,19 @@ import logging
 import queue
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 from server_harness import MODEL, idle, serving
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import EngineInfo
+from gapless.engine.stats import Stats
+from gapless.loop.records import StepCounts
+from gapless.loop.timeline import DeviceTimes
+from gapless.memory.pages import PageCounts
+from gapless.plan.queue import QueueCounts
 from gapless.server import logs
 from gapless.server.config import ServerConfig
 from gapless.server.logs import log_stats, rates, stats_line
@@ -210,33 +216,23 @@ def test_unknown_fields_are_warned_about_once(client, caplog):
 
 
 def test_the_line_about_throughput_has_the_rates():
-    before = Stats(prompt_tokens=100, generation_tokens=50, prefix_queries=100, prefix_hits=0)
-    now = Stats(
-        running=3,
-        waiting=2,
-        pages_total=100,
-        pages_free=60,
-        pages_cached=10,
-        pages_owned=28,
-        pages_fenced=2,
-        prompt_tokens=300,
-        generation_tokens=1050,
-        prefix_queries=300,
-        prefix_hits=100,
-    )
+    before = Stats(steps=StepCounts(prompt_tokens=100, generation_tokens=50, prefix_queries=100))
+    after = StepCounts(prompt_tokens=300, generation_tokens=1050, prefix_queries=300, prefix_hits=100)
+    now = Stats(QueueCounts(running=3, waiting=2), PageCounts(60, 10, 28, 2), after)
     assert stats_line(rates(before, now, 10.0)) == (
         "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 100.0 tokens/s, Running: 3 reqs, "
         "Waiting: 2 reqs, KV cache usage: 30.0%, Prefix cache hit rate: 50.0%"
     )
-    assert not rates(now._replace(running=0, waiting=0), now._replace(running=0, waiting=0), 10.0)
+    assert not rates(replace(now, queue=QueueCounts()), replace(now, queue=QueueCounts()), 10.0)
 
 
 def test_the_line_tells_bubbles_but_not_the_time_without_work():
-    before = Stats(wall_ns=10**9, idle=idle(host_late=10**8))
-    busy = before._replace(running=1, wall_ns=11 * 10**9, idle=idle(host_late=3 * 10**8, no_work=5 * 10**9))
+    before = Stats(device=DeviceTimes(10**9, 0, idle(host_late=10**8)))
+    later = DeviceTimes(11 * 10**9, 0, idle(host_late=3 * 10**8, no_work=5 * 10**9))
+    busy = Stats(QueueCounts(running=1), device=later)
     assert stats_line(rates(before, busy, 10.0)).endswith(", Device idle with work: 2.0% (host_late 2.0%)")
     assert rates(before, busy, 10.0)["device_idle_no_work_percent"] == 50.0
-    smooth = before._replace(running=1, wall_ns=11 * 10**9)
+    smooth = replace(busy, device=replace(before.device, wall_ns=11 * 10**9))
     assert stats_line(rates(before, smooth, 10.0)).endswith(", Device idle with work: 0.0%")
 
 
@@ -256,7 +252,7 @@ async def test_an_idle_server_is_silent(caplog):
             return self._stats
 
     caplog.set_level(logging.INFO, "gapless.server")
-    for stats, lines in ((Stats(), 0), (Stats(running=1), 1)):
+    for stats, lines in ((Stats(), 0), (Stats(QueueCounts(running=1)), 1)):
         state = Idle(stats)
         task = asyncio.create_task(log_stats(state, every=0.001))
         while state.looks < 4:

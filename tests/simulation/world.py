@@ -577,7 +577,7 @@ class World:
         self.chained += self.loop.counters.chained_steps
         self.held += self.loop.counters.held_rows
         if self.loop.launcher.gate is not None:
-            self.accepted += int(self.loop.launcher.gate.counts.accepted.sum())
+            self.accepted += self.loop.launcher.gate.report().right
         self.compared += sum(follower.compared for follower in self.followers)
         if self.loop.parts.transfers is not None:
             self.hosted += self.loop.parts.transfers.host.counts.loaded

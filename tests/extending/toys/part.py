@@ -1,4 +1,4 @@
-"""A part that gives each tenant a budget of tokens. Tenants are told apart by the salt of their requests."""
+"""A part that gives each tenant a budget of tokens. A tenant is the salt of its requests."""
 
 from __future__ import annotations
 
