@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import PageGroup, Request
+from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.engine import checkers
 from gapless.kernels.layout import DRAFTED, LENGTH
@@ -33,6 +33,7 @@ from gapless.kernels.tables import Tables
 from gapless.lab import environment
 from gapless.loop.loop import Loop
 from gapless.loop.spec import Sizes
+from gapless.memory.groups import PageGroup
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.model.drafting.seam import Drafter
 from gapless.model.seam import BatchShape, KVCache, StepInputs

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gapless.base.records import PageGroup
+from gapless.memory.groups import PageGroup, WindowRule
 from gapless.model.seam import KVCache, StepInputs
 from gapless.testing.checksum import ChecksumModel, entry, owners, pages_read, weight
 
@@ -21,7 +21,7 @@ class GroupedModel(ChecksumModel):
     """Implements `Model` over integers. Each group has one layer; an entry is one int64, another in each group."""
 
     def groups(self) -> tuple[PageGroup, ...]:
-        return PageGroup("full"), PageGroup("window", "window", WINDOW)
+        return PageGroup("full"), PageGroup("window", WindowRule(WINDOW))
 
     def page_bytes(self, page_size: int) -> int:
         return 2 * super().page_bytes(page_size)

@@ -113,8 +113,7 @@ def tally(loop: Loop) -> Counter[str]:
     if loop.parts.transfers is not None:
         moved = loop.parts.transfers.host.counts
         found.update(loaded=moved.loaded, evicted=moved.evicted, refused=moved.refused)
-    if loop.parts.masks is not None:
-        masks = loop.parts.masks
+    if (masks := loop.parts.masks) is not None:
         found.update(written=masks.threads.written if masks.threads else masks.report().written)
     return found
 

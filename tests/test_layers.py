@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "guard": set(),
     "device": {"base"},
     "kernels": {"base", "device"},
-    "model": {"base", "kernels", "demo"},
+    "model": {"base", "kernels", "demo", "memory.groups"},
     "pace": {"base"},
     "memory": {"base"},
     "offload": {"base", "device", "kernels", "memory", "model", "pace"},

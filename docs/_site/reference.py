@@ -26,7 +26,7 @@ from gapless.base.spellings import METHODS, SAMPLING, TABLE, Fate, Foreign  # no
 from gapless.cli import bench, kv, trace  # noqa: E402
 from gapless.cli.main import COMMANDS, main  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
-from gapless.engine.seam import Stats  # noqa: E402
+from gapless.engine.stats import Stats  # noqa: E402
 from gapless.server.app import ROUTES  # noqa: E402
 from gapless.server.auth import Access  # noqa: E402
 from gapless.server.config import ServerConfig  # noqa: E402

@@ -290,6 +290,11 @@ class EngineConfig:
         "name=module:function; imported at start, from the Python path",
         aliases=("--logits-processor",),
     )
+    controllers: tuple[str, ...] = _scheduling(
+        (),
+        "names of installed controllers (of the depth, of prompt tokens beside decoding rows, of drafts, of loads), "
+        "each in place of the built-in one",
+    )
     watchdog_seconds: float = _scheduling(
         60.0,
         "work without progress for this long fails the engine; if the largest step may honestly take longer (at 20 "
@@ -300,7 +305,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", str(self.depth))  # LLM(depth=4) is natural
-        for name in ("lora_modules", "logits_processors", "kv_tiers", "kv_peers"):
+        for name in ("lora_modules", "logits_processors", "controllers", "kv_tiers", "kv_peers"):
             if isinstance(values := getattr(self, name), list):  # so is a list, and JSON has nothing else
                 object.__setattr__(self, name, tuple(values))
         if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it

@@ -26,4 +26,5 @@ def load(group: str, name: str, field: str) -> Any:
 def check_name(field: str, name: str, own: Iterable[str], group: str) -> None:
     """Raise ConfigError unless the name is one of ours or of a plug-in. Packages are read only if it is not ours."""
     if name not in own and name not in (others := plug_ins(group)):
-        raise ConfigError(f"{field} must be one of {', '.join([*own, *others])}, got {name!r}")
+        known = ", ".join([*own, *others]) or "the installed ones, which are none"
+        raise ConfigError(f"{field} must be one of {known}, got {name!r}")

@@ -198,18 +198,6 @@ class Chunk(NamedTuple):
     last: bool
 
 
-class PageGroup(NamedTuple):
-    """Layers of a model whose KV has one page shape and one rule of when a page may go.
-
-    `kind` is full (a token reads all before it) or window (a token reads the last `window` tokens, its own included).
-    """
-
-    name: str = "kv"
-    kind: str = "full"
-    window: int = 0
-    page_bytes: int = 0
-
-
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
 
 

@@ -13,6 +13,7 @@ OWN_VARIABLES = {
     "GAPLESS_API_KEY": "keys that a server asks for, and the key that clients of this package send",
     KEY_VARIABLE: "key of engines that give each other KV pages, if --kv-peer-key-file names no file",
     "GAPLESS_PREBUILT": "0: the C++ that a wheel brings is not used",
+    "GAPLESS_TILES": "1: prints the tiles that kernels on a GPU get, each choice once, on standard error",
     "GAPLESS_AMX": "0: the CPU's tile instructions are not used",
     "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from gapless.text.replies import ReplyReader, ToolCall, joined
+from gapless.text.items import ItemKind, Items, ToolCall
+from gapless.text.replies import ReplyReader
 from gapless.text.reply_parser import ReplyFormat
 from gapless.text.tools import ToolUse
 
@@ -141,8 +142,8 @@ def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse, 
     completions = []
     for one in output.outputs:
         reader = ReplyReader(reply, use.schemas, begun, parallel=use.parallel)
-        said = joined(reader.feed(one.token_ids, one.text) + reader.finish())
-        calls = tuple(said.tool_calls)
-        content = said.content or (None if said.reasoning or calls else "")
-        completions.append(replace(one, reasoning=said.reasoning or None, content=content, tool_calls=calls))
+        said = Items()
+        said.take(reader.feed(one.token_ids, one.text) + reader.finish())
+        reasoning = said.texts(ItemKind.REASONING) or None
+        completions.append(replace(one, reasoning=reasoning, content=said.content, tool_calls=tuple(said.calls)))
     return replace(output, outputs=completions)

@@ -49,8 +49,8 @@ class Stats:
 
 def collect(loop: Loop, held: int, grammars: GrammarCounts, allocations: int) -> Stats:
     """Return the numbers of an engine, whose loop does not have the `held` ones of its waiting requests."""
-    planner, gate, transfers, timeline = loop.planner, loop.launcher.gate, loop.parts.transfers, loop.account()
-    waiting = len(planner.waiting) + held
+    planner, gate, timeline = loop.planner, loop.launcher.gate, loop.account()
+    masks, transfers, waiting = loop.parts.masks, loop.parts.transfers, len(planner.waiting) + held
     return Stats(
         queue=QueueCounts(planner.room.running, waiting, loop.in_flight, loop.depth, planner.preemptions),
         pages=PageCounts(*map(sum, zip(*[astuple(pool.counts()) for pool in loop.pools], strict=True))),
@@ -60,7 +60,7 @@ def collect(loop: Loop, held: int, grammars: GrammarCounts, allocations: int) ->
         host_ns=replace(timeline.host),
         allocations=allocations,
         drafts=gate.report() if gate else DraftCounts(),
-        masks=loop.parts.masks.report() if loop.parts.masks else MaskCounts(),
+        masks=masks.report() if masks else MaskCounts(),
         grammars=grammars,
         tier=transfers.report() if transfers else HostCounts(),
         lower=transfers.host.below.report() if transfers else (),

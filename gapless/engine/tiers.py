@@ -83,7 +83,7 @@ class EngineTiers:
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "page_size": config.block_size,
                 "page_bytes": model.page_bytes(config.block_size),
-                "groups": [group._asdict() for group in model.groups()],
+                "groups": [(name, rule.kind, rule.window) for name, rule in model.groups()],
                 "batch_invariant": config.batch_invariant,
                 "drafts": head,
                 "device": device,

@@ -36,10 +36,9 @@ from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
-from gapless.model.drafting.forms import no_guesses
-from gapless.model.drafting.prompt_lookup import PromptLookup
-from gapless.model.drafting.suffixes import SuffixLookup
+from gapless.model.drafting import DRAFTERS
 from gapless.model.loader import dtype_of, load_drafter, load_model
+from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
 from gapless.step.processors import Processor
@@ -171,6 +170,7 @@ def _spec(loaded: Loaded, sizes: Sizes, name: str, parts: Sequence[Part]) -> Loo
         speculation=loaded.drafting,
         processors=loaded.processors,
         host=host_sizes(config),
+        controllers=Controllers.named(config.controllers),
         mask_polls=caps.polled if caps.real_time else None,
         parts=tuple(parts),
     )
@@ -224,9 +224,9 @@ def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
     if loaded.kernels.ahead is not None:
         with _timed(times, "kernels", "loading kernels (the first start compiles them)"):
             loop.launcher.compile()
-    # After libraries have allocated their workspaces: torch's products, 32 MiB.
-    step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
-    device.reserve(step.eager, step.graphs)
+    if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
+        step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
+        device.reserve(step.eager, step.graphs)
     with _timed(times, "warm-up", "warming up"):
         warm_up(loop, sizes, largest=device.caps.own_memory)
     with _timed(times, "graphs"):
@@ -239,14 +239,9 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Spec
         return None
     rows = config.max_num_seqs or device.caps.rows
     drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
-    if asked.method == "ngram":
-        return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
-    if asked.method == "grammar":
-        return Speculation(drafts, no_guesses, most)
-    if asked.method == "suffix":
-        suffixes = SuffixLookup.of(asked, device.torch_device)
-        learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None
-        return Speculation(drafts, suffixes, most, learner=learner)
+    if make := DRAFTERS.get(asked.method):
+        drafter, learner = make(asked, device.torch_device)
+        return Speculation(drafts, drafter, most, learner=learner)
     return Speculation(drafts, None, most, load_drafter(config, model, rows))
 
 

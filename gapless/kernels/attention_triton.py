@@ -41,6 +41,7 @@ from gapless.kernels.splits_triton import (
     split_size,
     split_space,
 )
+from gapless.kernels.tiles import AttentionTiles, DecodeAttention, PromptAttention, choose_tiles
 from gapless.kernels.views import Rotation, TokenBatch
 
 LOG2_E = 1 / math.log(2)
@@ -49,15 +50,6 @@ LEAST_IN_CHUNK = tl.constexpr(256)
 """A block is split only if all of its queries may read at least this many entries."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may start anywhere in a larger one: their alignment must not compile a launch again."""
-
-
-class AttentionTiles(NamedTuple):
-    """Tiles of a kernel: query rows, KV entries, warps, stages of the software pipeline."""
-
-    rows: int
-    entries: int
-    warps: int
-    stages: int
 
 
 @triton.jit
@@ -279,30 +271,6 @@ def prefill_kernel(
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
-def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> AttentionTiles:
-    """Choose by table, not by measuring at run time: a captured step must not depend on the time of its warm-up."""
-    padded = triton.next_power_of_2(head_dim)
-    rows = max(16, triton.next_power_of_2(group))
-    if itemsize > 2:
-        return AttentionTiles(rows, 64 if padded <= 64 else 16, 4, 3)
-    if many and rows == 16 and padded <= 128:
-        return AttentionTiles(rows, max(16, 4096 // padded), 2, 4)
-    return AttentionTiles(rows, max(32, 8192 // padded), 4, 3)
-
-
-def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> AttentionTiles:
-    """Tiles for chunks of at most `max_query` tokens."""
-    padded = triton.next_power_of_2(head_dim)
-    rows = max(16, triton.next_power_of_2(group))
-    needed = max(rows, triton.next_power_of_2(max_query * group))
-    if itemsize > 2:
-        small = padded <= 64
-        return AttentionTiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
-    full = max(rows, min(128 if padded <= 128 else 64, needed))
-    warps, stages = 8 if full >= 128 or padded > 128 else 4, 3 if padded == 128 else 2
-    return AttentionTiles(full, 64 if padded <= 128 else 32, warps, stages)
-
-
 class AttentionShape(NamedTuple):
     """Shape of q and the cache, for both kernels."""
 
@@ -340,14 +308,16 @@ def decode_attention(
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
     shape = AttentionShape.of(q, cache)
-    batch, processors = q.shape[0], arch(q.device).processors
+    gpu, batch = arch(q.device), q.shape[0]
+    processors = gpu.processors
     if many is None:
         many = unturned is not None and batch >= MANY_FROM
-    tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
+    group = shape.heads // shape.kv_heads
+    tiles = tiles or choose_tiles(DecodeAttention(shape.head_dim, q.element_size(), group, many), gpu)
     if early is None:
         # The other kernels of a step are early with few rows alone, so that no launch compiles again for its batch
         # size.
-        early = unturned is not None and arch(q.device).early
+        early = unturned is not None and gpu.early
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
@@ -392,7 +362,7 @@ def prefill_attention(
     """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
-    tiles = tiles or prefill_tiles(shape.head_dim, q.element_size(), group, max_query)
+    tiles = tiles or choose_tiles(PromptAttention(shape.head_dim, q.element_size(), group, max_query), arch(q.device))
     blocks = -(-tokens // (queries := tiles.rows // group))
     if splits is None:
         longest = page_table.shape[1] * shape.page_size

@@ -14,8 +14,6 @@ is a separate launch, during which the weight is loaded.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -25,16 +23,13 @@ from triton.language.extra import cuda
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
 from gapless.kernels.library_triton import arch, counters, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
+from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 
 MOST_FEW_ROWS = 32
 """Most rows of these kernels."""
-PAIR_WEIGHT = 8 << 20
-"""Two rows are multiplied one after the other, and not on the tensor cores, by matrices of up to this many elements"""
 MOST_FEW_WEIGHT = 64 << 20
 """Several rows take less time here than in torch's product, with separate launches of norm and activation, for matrices
 of up to this many elements: measured for Qwen3 of 1.7B, 4B and 8B."""
-ONCE = 128
-"""Programs that run at once if one fills a multiprocessor's shared memory with weights."""
 MOST_SPLIT_BLOCKS = 4096
 """Most blocks of columns of a product with split depth."""
 
@@ -291,52 +286,6 @@ def matrix_kernel(
                 _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
-class FewRowsTiles(NamedTuple):
-    """Tiles of a product; `splits` of K and `stages` are for several rows."""
-
-    columns: int
-    depth: int
-    warps: int
-    stages: int = 1
-    splits: int = 1
-
-
-def is_vector(rows: int, weight: int) -> bool:
-    """Return whether rows are multiplied in turn by a matrix of `weight` elements, and not on the tensor cores."""
-    return rows == 1 or (rows == 2 and weight <= PAIR_WEIGHT)
-
-
-def tiles_for(
-    rows: int, columns: int, depth: int, large: bool = True, whole: bool = True, adapted: bool = False
-) -> FewRowsTiles:
-    """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
-
-    One choice for rows multiplied in turn, one for up to 16 others, and one for more: there a row's result does not
-    depend on its batch. large: see `Arch.large_blocks`. whole: a block may load its part of the weight at once (see
-    `Arch.wgmma`), unless that is too large, or would take more blocks than run at once.
-    """
-    block = triton.next_power_of_2(depth)
-    if rows == 1 and depth <= 1024:
-        return FewRowsTiles(8, min(512, block), 2) if columns > 4096 else FewRowsTiles(8, block, 8)
-    if rows == 1 and columns >= 4096:
-        return FewRowsTiles(8, 1024, 4)
-    if rows == 1:
-        return FewRowsTiles(4, 2048, 8) if depth <= 2048 or depth > 3072 else FewRowsTiles(4, 4096, 16)
-    if is_vector(rows, columns * depth):
-        return FewRowsTiles(8, block, 4 if depth <= 1024 else 8) if depth <= 2048 else FewRowsTiles(2, 4096, 8)
-    if whole and depth <= 1024 and columns <= 64 * ONCE:
-        return FewRowsTiles(64, max(128, block), 8)
-    splits = -(-depth // 512)
-    if whole and columns <= 2048 and splits <= (6 if rows <= 16 else 4) and splits * columns <= 64 * ONCE:
-        return FewRowsTiles(64, 512, 8, 1, splits)
-    if columns <= 2048:
-        return FewRowsTiles(64, 256, 4, 3, 4) if large else FewRowsTiles(64, 128, 4, 3, 4)
-    stages = 6 if large else 3
-    if adapted and 64 * ONCE < columns <= 128 * ONCE:
-        stages = min(stages, 4)  # two fit a multiprocessor: one multiplies while the other waits for its adapters
-    return FewRowsTiles(64, 128, 4, stages, 2 if columns <= 4096 and depth >= 2048 else 1)
-
-
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
     gated: bool = False, add: bool = False, tiles: FewRowsTiles | None = None, early: bool | None = None,
@@ -349,9 +298,8 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_FEW_ROWS
-    adapted = beside is not None and not add
-    gpu = arch(x.device)
-    tiles = tiles or tiles_for(rows, columns, depth, gpu.large_blocks, gpu.wgmma, adapted)
+    gpu, shape = arch(x.device), FewRowsProduct(rows, columns, depth, beside is not None and not add)
+    tiles = tiles or choose_tiles(shape, gpu)
     early = gpu.early if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
@@ -359,11 +307,10 @@ def launch(
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
-    vector = is_vector(rows, weight.numel())
     fixed |= NO_ADAPTERS if beside is None else beside.fixed()
     bias = x if bias is None else bias
     own = (x, out, x) if beside is None else beside[:3]
-    if vector:
+    if shape.in_turn:
         rows_in_turn_kernel[(grid + programs,)](
             x, x if norm is None else norm, weight, bias, out, *own, eps, rows, NORM=norm is not None, **fixed
         )

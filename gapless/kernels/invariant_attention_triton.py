@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.attend_triton import attend, chunk_of, computable, head_of, no_sums
-from gapless.kernels.attention_triton import LOG2_E, TABLES, AttentionShape, AttentionTiles
+from gapless.kernels.attention_triton import LOG2_E, TABLES, AttentionShape
 from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.splits_triton import GRID_PER_SM
+from gapless.kernels.tiles import AttentionTiles, InvariantAttention, choose_tiles
 
 LEAST_IN_SEGMENT = 128
 """Entries of a segment in a short row: a longer row has twice, four times, ... as many."""
@@ -157,18 +158,6 @@ def combine_kernel(
     tl.store(place, (whole / folded).to(out.dtype.element_ty), mask=offs_d < D)
 
 
-def tiles_for(head_dim: int, itemsize: int, group: int, warpgroups: bool) -> AttentionTiles:
-    """Choose tiles, the same for every batch. 64 rows of queries: a decode row uses the instruction of a chunk.
-
-    warpgroups: see `Arch.warpgroups`; elsewhere sums take twice the registers.
-    """
-    padded, least = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
-    if itemsize > 2:
-        return AttentionTiles(max(16, least), 32 if padded <= 64 else 16, 4, 2)
-    entries, stages = (64, 3) if padded <= 64 and warpgroups else (32, 4) if padded <= 128 else (16, 3)
-    return AttentionTiles(max(64, least), entries, 4 if padded <= 128 and warpgroups else 8, stages)
-
-
 def queries_of(tiles: AttentionTiles, group: int) -> int:
     """Queries of a tile: a power of two, so that every border of keys is one of queries too."""
     return min(1 << (tiles.rows // group).bit_length() - 1, tiles.entries)
@@ -186,7 +175,7 @@ def _launch(
     """Compute attention of chunks, or of single tokens if `starts` is None."""
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
-    tiles = tiles or tiles_for(shape.head_dim, q.element_size(), group, arch(q.device).warpgroups)
+    tiles = tiles or choose_tiles(InvariantAttention(shape.head_dim, q.element_size(), group), arch(q.device))
     block = queries_of(tiles, group)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     most = min(MOST_SEGMENTS, triton.cdiv(page_table.shape[1] * shape.page_size, LEAST_IN_SEGMENT))

@@ -11,8 +11,6 @@ The reference is `Linear`, within rounding.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -21,43 +19,12 @@ from torch import Tensor
 from gapless.kernels import linear as plain
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
 from gapless.kernels.library_triton import arch, counters, operator
+from gapless.kernels.tiles import InvariantProduct, ProductTiles, choose_tiles
 
-PROGRAMS = 192
-"""Target number of programs of a product of few rows: enough to load the weight at the memory's full speed."""
-MOST_DEPTH_SEGMENTS = 8
-LEAST_SEGMENT_DEPTH = 256
-"""Inputs below which a segment is not cut further."""
 FEW_BLOCKS = 64
 """Blocks of results below which each segment has its own program: this bounds the memory of the parts."""
-LOW_BLOCK_ROWS = 256
-"""Most rows of batches with blocks of 64 rows. Larger batches have 128: the same instruction, in twice the warps."""
 ROW_BLOCKS = tl.constexpr(8)
 """Blocks of rows that share their weights in the L2 cache."""
-
-
-class ProductTiles(NamedTuple):
-    """Tiles of a product, a function of the weight's shape and dtype. Only `rows` and `warps` follow the batch."""
-
-    rows: int
-    columns: int
-    depth: int
-    segment: int
-    """Inputs of a segment, a multiple of `depth`."""
-    warps: int
-    stages: int
-
-
-def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> ProductTiles:
-    """Choose by table: nothing is measured at run time. float32 avoids tensor cores, which round it.
-
-    warpgroups: see `Arch.warpgroups`; elsewhere sums take twice the registers.
-    """
-    high, wide, deep, warps, stages = (64, 128, 64, 4 if warpgroups else 8, 4) if itemsize == 2 else (32, 64, 32, 4, 2)
-    if itemsize == 2 and rows > LOW_BLOCK_ROWS:
-        high, warps = 2 * high, 8
-    wanted = min(PROGRAMS // triton.cdiv(columns, wide), MOST_DEPTH_SEGMENTS, depth // LEAST_SEGMENT_DEPTH)
-    segment = triton.cdiv(triton.cdiv(depth, max(1, wanted)), deep) * deep
-    return ProductTiles(high, wide, deep, segment, warps, stages)
 
 
 @triton.jit(do_not_specialize=["rows", "each"])
@@ -125,7 +92,7 @@ def product(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
-    tiles = tiles or tiles_for(rows, columns, depth, x.element_size(), arch(x.device).warpgroups)
+    tiles = tiles or choose_tiles(InvariantProduct(rows, columns, depth, x.element_size()), arch(x.device))
     out = x.new_empty(rows, columns) if out is None else out
     segments = triton.cdiv(depth, tiles.segment)
     blocks = triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns)

@@ -18,7 +18,7 @@ from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
 from gapless.loop.parts import LoopParts
 from gapless.loop.requests import Unserved
-from gapless.loop.spec import HostSizes, LoopSpec
+from gapless.loop.spec import LoopSpec
 from gapless.loop.steplog import StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
@@ -33,8 +33,6 @@ from gapless.offload.transfers import Transfers, slot_bytes
 from gapless.offload.waits import TierSource
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
-from gapless.pace.draft_gate import DraftGate
-from gapless.pace.load_gate import LoadGate
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader
@@ -90,15 +88,16 @@ class Extents(NamedTuple):
 def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`."""
     extents, sizes = Extents.of(spec, model, device.caps), spec.sizes
-    depth, ledger = Depth(spec.depth, spec.chain), Ledger()
-    pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in model.groups()]
+    depth, ledger = spec.controllers.depth(spec.depth, spec.chain), Ledger()
+    pools = [PagePool(sizes.pages, sizes.page_size, ledger, group.rule) for group in model.groups()]
     index = PrefixIndex(PrefixHasher(spec.model_name, sizes.page_size), pools) if spec.prefix_caching else None
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
-    chunk_limit = ChunkLimit(spec.max_itl_ns) if spec.bounds_stalls or spec.max_itl_ns else None
+    limits_chunks = spec.bounds_stalls or spec.max_itl_ns or spec.controllers.chunk_limit is not ChunkLimit
+    chunk_limit = spec.controllers.chunk_limit(spec.max_itl_ns) if limits_chunks else None
     limits = _limits(spec, extents, chunk_limit)
     launcher = _launcher(_program(device, model, spec, extents), device, rows, depth, limits, spec, extents)
-    tier = _host_tier(device, spec.host, pools, ledger, launcher.program) if spec.host and index else None
+    tier = _host_tier(device, spec, pools, ledger, launcher.program) if spec.host and index else None
     source = TierSource(tier, index, pools, spec.host.least_tokens) if tier and spec.host and index else NO_SOURCE
     planner = Planner(limits, pools, rows, ledger, index, source)
     adapters = AdapterLoader(device, spec.adapters, rows, ledger) if spec.adapters else None
@@ -138,7 +137,8 @@ def _launcher(
     slots, fill = depth.most + 1, limits.fill + PAGE_WORDS * extents.page_writes
     executor = Executor(device, program, shapes.words, slots, slots + depth.longest - 1, fill)
     packer, lanes = Packer(rows, extents.max_pages, extents.groups), Lanes(rows)
-    gate = DraftGate(spec.sizes.rows, drafts.rows, drafts.sizes, drafts.head is None) if drafts else None
+    make = spec.controllers.draft_gate
+    gate = make(spec.sizes.rows, drafts.rows, drafts.sizes, drafts.head is None) if drafts else None
     return Launcher(executor, packer, lanes, shapes, spec.patience, gate, spec.follow)
 
 
@@ -171,15 +171,16 @@ def _masks(launcher: Launcher, rows: RowTable, spec: LoopSpec) -> Masks | None:
 
 
 def _host_tier(
-    device: Device, host: HostSizes, pools: Sequence[PagePool], ledger: Ledger, program: StepProgram
+    device: Device, spec: LoopSpec, pools: Sequence[PagePool], ledger: Ledger, program: StepProgram
 ) -> HostTier:
     """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
-    page_bytes = slot_bytes(program.cache)
+    assert spec.host is not None
+    host, page_bytes = spec.host, slot_bytes(program.cache)
     slots = (host.nbytes + host.given) // page_bytes
     if not slots:
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
     # Half of a step's budget: decoding rows take their part of it.
-    gate = LoadGate(host.weighs, min(host.least_tokens, program.outbox.tokens // 2))
+    gate = spec.controllers.load_gate(host.weighs, min(host.least_tokens, spec.sizes.step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.late_ns, gate)
 
 

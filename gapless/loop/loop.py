@@ -226,7 +226,7 @@ class Loop:
         came = any([part.poll() for part in self._hooks.poll])  # the plan may just have asked for something
         self.log.observing()
         self._waits_for_parts = True
-        came = came or any(part.wait(self.bell, NEWS_SECONDS) for part in self._hooks.wait)
+        came = came or any(part.wait(self.bell, NEWS_SECONDS * works) for part in self._hooks.wait)
         # Pending resources wait for transfers too. If nothing is pending, the watchdog steps in.
         self._waits_for_parts = next(self.planner.ledger.pending(), None) is not None
         if came or (works and self.bell.wait(NEWS_SECONDS)):

@@ -9,6 +9,7 @@ from gapless.base.part import Part
 from gapless.kernels.seam import Kernels
 from gapless.offload.host import LATE_NS
 from gapless.offload.waits import LEAST_TOKENS
+from gapless.pace.controllers import CONTROLLERS, Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import MISSES_BEFORE_CAPTURE, MixedSizes
 from gapless.step.launcher import Follow
@@ -86,5 +87,6 @@ class LoopSpec(NamedTuple):
     """Host memory for copies of pages, if prefixes are shared."""
     mask_polls: bool | None = None
     """Whether the threads of native matchers look for tokens by themselves; None: no such threads."""
+    controllers: Controllers = CONTROLLERS
     parts: tuple[Part, ...] = ()
     """Further parts, called after the loop's own."""

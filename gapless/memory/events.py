@@ -53,7 +53,7 @@ class GroupEvents(PageListener):
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
         """Let pages first..end of a sequence with these tokens be announced under the digests of `chain`."""
-        size, digests, window = self.pool.page_size, chain.digests, self.pool.group.window
+        size, digests, window = self.pool.page_size, chain.digests, self.pool.rule.window
         for number in range(first, end) if self.silent else ():
             if digests[number] in self.silent:
                 self.silent.remove(digests[number])

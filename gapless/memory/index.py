@@ -10,6 +10,7 @@ import numpy as np
 
 from gapless.base.records import Int32s
 from gapless.memory.events import PageEvents
+from gapless.memory.groups import live
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.prefix import PrefixChain, PrefixHasher
 
@@ -46,8 +47,8 @@ class PrefixIndex:
         self.events: PageEvents | None = None
         """Events for other programs, if any want them."""
         self._pools = pools
-        self._full = [pool for pool in pools if not pool.group.window]
-        self._windows = [pool for pool in pools if pool.group.window]
+        self._full = [pool for pool in pools if not pool.rule.window]
+        self._windows = [pool for pool in pools if pool.rule.window]
         self._recent: deque[tuple[Int32s, PrefixChain]] = deque(maxlen=RECENT)
 
     @property
@@ -108,9 +109,9 @@ class PrefixIndex:
         """Return the pages before the first one missing in the pool, among the pages that a token after `count` pages
         reads.
 
-        A token after fewer pages reads that one too, unless it precedes the token's window: windows only move forward.
+        A token after fewer pages reads that one too: pages only pass.
         """
-        for number in range(first_entry(pool, count * pool.page_size), count):
+        for number in live(pool.rule, count, pool.page_size):
             if number >= len(chain.digests):
                 chain.reach(number + 1, tokens)
             digest = chain.digests[number]
@@ -124,17 +125,19 @@ class PrefixIndex:
         return [
             (pool, digest)
             for pool in self._pools
-            for digest in chain.digests[first_entry(pool, count * pool.page_size) : count]
-            if pool.find(digest) is None
+            for number in live(pool.rule, count, pool.page_size)
+            if pool.find(digest := chain.digests[number]) is None
         ]
 
     def shared(self, chain: PrefixChain, count: int) -> list[list[int]]:
         """Return the pages of a match, a list a group; nothing is claimed yet."""
         found = []
         for pool in self._pools:
-            first = first_entry(pool, count * pool.page_size)
-            pages = [pool.find(digest) for digest in chain.digests[first:count]]
-            found.append([NULL_PAGE] * first + [page for page in pages if page is not None])
+            passed = pool.rule.passed(count * pool.page_size, pool.page_size)
+            found.append([
+                NULL_PAGE if number in passed else pool.find(digest) or NULL_PAGE
+                for number, digest in enumerate(chain.digests[:count])
+            ])  # fmt: skip
         return found
 
     def publish(self, chain: PrefixChain, tokens: Int32s, held: PageLists, first: int, end: int, step: int) -> None:
@@ -151,12 +154,6 @@ class PrefixIndex:
         if self.events is not None:
             for group in self.events.groups:
                 group.describe(chain, tokens, first, end)
-
-
-def first_entry(pool: PagePool, position: int) -> int:
-    """Return the first page that a token at or after `position` may read."""
-    window = pool.group.window
-    return max(0, position - window) // pool.page_size if window else 0
 
 
 def common_tokens(one: Int32s, other: Int32s) -> int:

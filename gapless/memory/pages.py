@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gapless.base.records import PageGroup
+from gapless.memory.groups import FULL, PageRule
 from gapless.memory.ledger import At, Clock, Ledger
 
 ALREADY_PASSED: At = (Clock.COMPUTE, 0)
@@ -71,9 +71,9 @@ class PagePool:
     serves transfers, which are not ordered behind the step that writes.
     """
 
-    def __init__(self, pages: int, page_size: int, ledger: Ledger, group: PageGroup | None = None) -> None:
+    def __init__(self, pages: int, page_size: int, ledger: Ledger, rule: PageRule = FULL) -> None:
         assert pages >= 2, "a pool needs the null page and one more"
-        self.group = group or PageGroup()
+        self.rule = rule
         self.page_size = page_size
         self.size = pages - 1
         self.version = 0

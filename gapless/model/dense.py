@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from gapless.base.records import PageGroup
 from gapless.kernels import plain
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
 from gapless.kernels.views import Rotation
+from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig

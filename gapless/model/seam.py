@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.base.records import PageGroup
 from gapless.kernels.views import LayerRows, RowBatch, TokenBatch
+from gapless.memory.groups import PageGroup
 
 
 class BatchShape(NamedTuple):

@@ -384,7 +384,7 @@ class LowerTiers:
             whole = search.claims and search.borrows and place in self._peers and all(answer.hits)
             if answer.open or whole:  # otherwise the planner chooses
                 self._fetch_early(search, new)
-                search.again = whole and not answer.open and not any([one.pool.group.window for one, _ in pages])
+                search.again = whole and not answer.open and not any([one.pool.rule.window for one, _ in pages])
             if not answer.open:
                 del search.open[answer.number]
                 self.counts[place].hits += len(hits)
@@ -396,7 +396,7 @@ class LowerTiers:
         """Load the pages that a peer has so far, without waiting for the planner. Pages not borrowed get at most half
         of the slots: they wait for the others, and must not evict each other. Few pages of a window are read: the
         planner chooses."""
-        pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
+        pages = [(group, digest) for group, digest in hits if not group.pool.rule.window]
         if search.borrows and pages:
             self.load_lacking(search, pages)
             return

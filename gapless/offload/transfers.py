@@ -204,9 +204,10 @@ class Transfers(Part):
                 way.underway[0].fence.wait(bell)
                 return True
         patience = self.host.below.patience()
-        if patience is not None:
-            bell.wait(min(seconds, patience))
-        return patience is not None
+        if patience is None or not seconds:
+            return False
+        bell.wait(min(seconds, patience))
+        return True
 
 
 class RunningTransfer(NamedTuple):

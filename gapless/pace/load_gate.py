@@ -35,7 +35,7 @@ class LoadGate:
 
     def fresh(self) -> LoadGate:
         """Return an unmeasured gate of the same kind."""
-        return LoadGate(self.weighs, self._least_tokens)
+        return type(self)(self.weighs, self._least_tokens)
 
     def moved(self, source: int, pages: int, ns: float) -> None:
         """Take in a load of this many pages. A shorter time counts at once: no disturbance makes a copy look faster."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapless.base.records import PageWrite
-from gapless.memory.index import PrefixIndex, first_entry
+from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
 from gapless.plan.row import Row
@@ -19,7 +19,7 @@ class RowPages:
         self._table = table
         self.size = pools[0].page_size
         """Tokens of a page"""
-        self.slide_away = any([pool.group.window for pool in pools])
+        self.slide_away = any([pool.rule.window for pool in pools])
         """Whether some pages are given up before their row ends"""
         self.writes: list[PageWrite] = []
 
@@ -42,14 +42,14 @@ class RowPages:
         """Return whether the pools hold the pages that the row lacks."""
         return all([pages - len(held) <= pool.available() for held, pool in zip(row.by_group, self.pools, strict=True)])
 
-    def slide(self, row: Row, position: int, last_step: int) -> None:
-        """Retire the pages before the window of `position`, unused after `last_step`."""
+    def slide(self, row: Row, tokens: int, last_step: int) -> None:
+        """Retire the pages that have passed once `tokens` are known, unused after `last_step`."""
         for pool, held in zip(self.pools, row.by_group, strict=True):
-            end = min(first_entry(pool, position), len(held))
-            gone = held[:end]
+            passed = pool.rule.passed(tokens, self.size)
+            gone = held[passed.start : passed.stop]
             if any(gone):
                 pool.retire(gone, last_step)
-                held[:end] = [NULL_PAGE] * end
+                held[passed.start : passed.stop] = [NULL_PAGE] * len(gone)
 
     def publish(self, row: Row, computed: int, step: int) -> None:
         """Make full pages shareable: the first `computed` tokens have KV once `step` has run."""

@@ -52,7 +52,7 @@ class Planner:
         self._table = rows
         self.ledger = ledger
         self.pages = RowPages(pools, rows, index)
-        narrowest = min([pool.group.window for pool in pools if pool.group.window], default=None)
+        narrowest = min([pool.rule.window for pool in pools if pool.rule.window], default=None)
         self.bounds = Bounds(rows, self.pages.size, limits.least, limits.most, narrowest)
         self.step = 0
         """The number of the last step planned."""

@@ -170,11 +170,11 @@ class Room:
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
             wanted = total - len(pages)
-            if pool.group.window:
+            if pool.rule.window:
                 # Chunks take their pages as they write; the first chunk's must be free.
                 first = min(row.length, matched * self._page_size + self._step_tokens)
                 wanted = self.pages_for(row, first) - len(pages)
-            fresh.append(0 if pool.group.window else wanted)
+            fresh.append(0 if pool.rule.window else wanted)
             lacks.append(wanted + pool.resting(pages) - pool.available())
         lack = max(lacks)
         # Counting the growth costs more than all else here: skip it if the upper bound fits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache, partial
 
@@ -15,26 +16,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gapless.engine.async_llm import AsyncLLM
 from gapless.server import debug, openapi, ops, pages
 from gapless.server.auth import Access, KeyRing
-from gapless.server.chat import chat_completions
-from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
+from gapless.server.dialects import chat, completions, messages, responses
 from gapless.server.endpoint import Endpoint, HttpCall, RouteEntry
-from gapless.server.errors import ApiError, error_response, in_messages_api
+from gapless.server.errors import ApiError, error_response, form_of
 from gapless.server.limits import guarded, label_of, unrooted
-from gapless.server.messages import count_tokens, messages
-from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.plugins import plugged
 from gapless.server.protocol import (
     AbortRequests,
-    ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
     LoadAdapterRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
     UpdateWeightsRequest,
 )
-from gapless.server.responses import responses, stored_responses
-from gapless.server.responses_request import ResponsesRequest
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
@@ -48,32 +43,33 @@ OTHER_KINDS = (
 """Routes of models that do not generate text"""
 
 
+DIALECTS = (chat.DIALECT, completions.DIALECT, messages.DIALECT, responses.DIALECT)
+
+
 async def openapi_json(call: HttpCall) -> ASGIApp:
     """Describe all routes, as an OpenAPI document."""
-    _, data = await call.state.llm.in_pool(partial(_described, call.state.config.root_path))
-    return Response(data, media_type="application/json")
+    return Response((await _description(call))[1], media_type="application/json")
 
 
 async def docs(call: HttpCall) -> ASGIApp:
     """Describe all routes, as a page."""
-    page, _ = await call.state.llm.in_pool(partial(_described, call.state.config.root_path))
-    return Response(page, headers=openapi.PAGE_HEADERS)
+    return Response((await _description(call))[0], headers=openapi.PAGE_HEADERS)
+
+
+async def _description(call: HttpCall) -> tuple[str, bytes]:
+    entries = tuple(route.entry for route in call.request.scope["router"].routes)
+    return await call.state.llm.in_pool(partial(_described, entries, call.state.config.root_path))
 
 
 @cache
-def _described(root: str) -> tuple[str, bytes]:
+def _described(entries: tuple[RouteEntry, ...], root: str) -> tuple[str, bytes]:
     """The description of the routes as a page and as JSON, made once: it takes longer than a token."""
-    described = openapi.document(ROUTES, root)
+    described = openapi.document(entries, root)
     return openapi.page(described), msgspec.json.encode(described)
 
 
 ROUTES = (
-    RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, ChatRequest, generates=True),
-    RouteEntry("/v1/completions", ("POST",), completions, Access.USER, CompletionRequest, generates=True),
-    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, MessagesRequest, generates=True),
-    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, CountTokensRequest),
-    RouteEntry("/v1/responses", ("POST",), responses, Access.USER, ResponsesRequest, generates=True),
-    RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER, listed=False),
+    *(entry for dialect in DIALECTS for entry in dialect.routes),
     *(RouteEntry(path, ("POST",), ops.other_kinds, Access.USER, listed=False) for path in OTHER_KINDS),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
@@ -119,20 +115,28 @@ class App:
     def __init__(
         self, llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None
     ) -> None:
-        """`llm` is started or starting; `model_name` is answered to unless the config has other names."""
+        """`llm` is started or starting; `model_name` is answered to unless the config has other names.
+
+        Raises ConfigError for a dialect that cannot be used.
+        """
         self.state = state = ServerState(llm, config, model_name, tracing)
         keys = KeyRing(config.api_key, config.operator_key)
-        self.routes = [Endpoint(entry, state, keys) for entry in ROUTES]
+        further = plugged(config.dialect, ROUTES)
+        entries = (*ROUTES, *(entry for dialect in further for entry in dialect.routes))
+        self._forms = [dialect.errors for dialect in (*DIALECTS, *further) if dialect.errors is not None]
+        self.routes = [Endpoint(entry, state, keys) for entry in entries]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.
-        self._app = guarded(Router(self.routes, redirect_slashes=False, default=_no_route), config)
+        self._app = guarded(Router(self.routes, redirect_slashes=False, default=partial(_no_route, entries)), config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"
         scope["path"] = unrooted(scope["path"], self.state.config.root_path)
-        label, in_messages = label_of(Headers(scope=scope).get("x-request-id", "")), in_messages_api(scope)
+        form = scope["gapless.errors"] = form_of(scope, self._forms)
+        label = label_of(Headers(scope=scope).get("x-request-id", ""))
         echoed = bool(label) or self.state.config.enable_request_id_headers
-        if not label and (echoed or in_messages):
+        names = [b"x-request-id"] * echoed + ([form.label_header] if form and form.label_header else [])
+        if names and not label:
             label = secrets.token_hex(16)
         scope["gapless.label"] = label
 
@@ -142,7 +146,6 @@ class App:
                 handler = route.path if isinstance(route, Endpoint) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self.state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages
                 message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
             await send(message)
 
@@ -152,14 +155,14 @@ class App:
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
-async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    error = ApiError(404, _instead_of(scope["path"]), code="not_found")
+async def _no_route(entries: Sequence[RouteEntry], scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(404, _instead_of(scope["path"], entries), code="not_found")
     await error_response(error, scope)(scope, receive, send)
 
 
-def _instead_of(path: str) -> str:
+def _instead_of(path: str, entries: Sequence[RouteEntry]) -> str:
     """Return a 404's hint: the nearest route, else routes of the same family, else the most wanted ones."""
-    listed = {entry.path.replace(":path", ""): entry for entry in ROUTES if entry.listed}
+    listed = {entry.path.replace(":path", ""): entry for entry in entries if entry.listed}
     shown = [f"{' '.join(entry.methods)} {name}" for name, entry in listed.items()]
     near = get_close_matches(path.rstrip("/"), listed, n=1, cutoff=0.75)
     if near:

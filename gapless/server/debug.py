@@ -21,12 +21,11 @@ from gapless.engine.series import SERIES
 from gapless.engine.stats import Stats
 from gapless.engine.trace import KEPT_REQUESTS, STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
+from gapless.server.answer import head_of, stream_headers, write
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
-from gapless.server.event_stream import write
 from gapless.server.samples import SAMPLE_COLUMNS as SAMPLE_COLUMNS
 from gapless.server.settings import changed, place, settings
-from gapless.server.sse import STREAM_HEADERS
 from gapless.server.state import ServerState
 
 MAX_WATCHERS = 8
@@ -51,12 +50,11 @@ async def steps(call: HttpCall) -> ASGIApp:
     if llm.watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
     if call.request.method == "HEAD":  # an answer without an end would never end
-        return Response(headers=STREAM_HEADERS)
+        return Response(headers=stream_headers())
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
         with llm.watch.open():
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(head_of())
             try:
                 await call.while_wanted(_pump(llm, send), None)
             except ApiError:  # the server closes

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.server.auth import Access, KeyRing
-from gapless.server.errors import ApiError, draining, error_response, log, timed_out, to_api_error
+from gapless.server.errors import ApiError, ErrorForm, draining, error_response, log, timed_out, to_api_error
 from gapless.server.protocol import R, parse
 from gapless.server.state import ServerState, expire
 from gapless.server.tracing import RequestSpan, trace_id_of
@@ -110,10 +110,17 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     body: type[msgspec.Struct] | None = None
-    """The shape of the request, if it has a body"""
+    """The shape of the request, if it has a body, and perhaps an EXAMPLE, in which MODEL is a served name"""
     generates: bool = False
     listed: bool = True
     """Whether lists of routes name it: some only answer with a refusal."""
+
+
+class Dialect(NamedTuple):
+    """An API: its routes, and its form of errors if that is not OpenAI's."""
+
+    routes: tuple[RouteEntry, ...]
+    errors: ErrorForm | None = None
 
 
 class Endpoint(Route):

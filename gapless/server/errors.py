@@ -1,4 +1,4 @@
-"""The one place where an exception becomes an error body, in OpenAI's form or in that of Anthropic's Messages API.
+"""The one place where an exception becomes an error body, in OpenAI's form or in that of a dialect.
 
 No traceback, path or input ever gets into one.
 """
@@ -6,9 +6,9 @@ No traceback, path or input ever gets into one.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
@@ -111,64 +111,25 @@ def _missing(message: str) -> str | None:
     return rest.partition("`")[0] if found else None
 
 
-# The form of Anthropic's Messages API
+class ErrorForm(NamedTuple):
+    """The way in which an API writes its errors, if that is not OpenAI's."""
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
-_BY_CODE = {"queue_full": (529, "overloaded_error"), "timeout": (504, "timeout_error")}
-"""Errors that have another status in this API"""
-_FIELDS = {"stop": "stop_sequences", "continue_final_message": "messages"}
-"""Fields of a chat request that have another name in this API"""
+    owns: Callable[[Scope], bool]
+    """Whether a request, to a route of the API or to none, gets its errors in this form"""
+    write: Callable[[ApiError, str], tuple[int, bytes]]
+    """Returns the status and the body of an error; the text is the request's name."""
+    label_header: bytes = b""
+    """The header of every answer that bears the request's name, if there is one"""
 
 
-def in_messages_api(scope: Scope) -> bool:
-    """Return whether a request is one of the Messages API, served or not; the models' routes are of both APIs."""
-    path = f"{scope['path']}/"
-    asked = path.startswith("/v1/models/") and any(name == b"anthropic-version" for name, _ in scope["headers"])
-    return asked or path.startswith("/v1/messages/")
+def form_of(scope: Scope, forms: Iterable[ErrorForm]) -> ErrorForm | None:
+    """Return the form of a request's errors; None for OpenAI's."""
+    return next((form for form in forms if form.owns(scope)), None)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """Make the response of an error, in the form of the API that the request's path is in."""
-    if in_messages_api(scope):
-        status, body = _messages_kind(error)[0], error_body(error, scope.get("gapless.label", ""))
-    else:
-        status, body = error.status, error.encode()
+    """Make the response of an error, in the form that `scope` names."""
+    form: ErrorForm | None = scope.get("gapless.errors")
+    label = scope.get("gapless.label", "")
+    status, body = (error.status, error.encode()) if form is None else form.write(error, label)
     return Response(body, status, error.headers, media_type="application/json")
-
-
-def error_body(error: ApiError, label: str) -> bytes:
-    """Return an error as JSON; `label` is the request's name."""
-    body = {"type": _messages_kind(error)[1], "message": _messages_text(error)}
-    return msgspec.json.encode({"type": "error", "error": body, "request_id": label})
-
-
-def _messages_kind(error: ApiError) -> tuple[int, str]:
-    """Return the status and type of an error."""
-    other = "api_error" if error.status >= 500 else "invalid_request_error"
-    return _BY_CODE.get(error.code or "", (error.status, _TYPES.get(error.status, other)))
-
-
-def _messages_text(error: ApiError) -> str:
-    """Return the message. It names the field, since this form has no other place for it."""
-    text, param = error.message, error.param
-    if error.code == "context_length_exceeded":
-        return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation
-    if param is None:
-        return text
-    field = _messages_field(param)
-    return field + text.removeprefix(param) if text.startswith(param) else f"{field}: {text}"
-
-
-def _messages_field(param: str) -> str:
-    """Return the field of the Messages API that became this one of a chat request."""
-    dotted = re.sub(r"\[(\d+)\]", r".\1", param)
-    if dotted.startswith("tools."):
-        return dotted.replace(".function.parameters", ".input_schema").replace(".function", "")
-    return _FIELDS.get(dotted, dotted)

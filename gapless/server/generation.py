@@ -1,16 +1,13 @@
-"""A generation request of either endpoint: several prompts, several completions, streamed or whole."""
+"""A generation request of any dialect: several prompts, several completions, streamed or whole."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -21,14 +18,13 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
 from gapless.server.limits import label_of
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
+from gapless.text.items import Change, Items
 from gapless.text.replies import ReplyReader
 from gapless.text.reply_parser import Content, ReplyEvent
 
-INLINE_SCORED = 2_000
-"""More log-probabilities than these are written on a thread, so that other requests do not wait."""
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 
@@ -37,10 +33,9 @@ MAX_SCORED = 4_000_000
 class Progress:
     """State of a completion."""
 
-    text: list[str] = field(default_factory=list)
+    items: Items = field(default_factory=Items)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    events: list[ReplyEvent] = field(default_factory=list)
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -72,7 +67,7 @@ class Job:
         self.streamed = bool(request.stream)
         self.interval = self.state.config.stream_interval or 0 if self.streamed else 0
         call.label = call.label or label_of(request.request_id or "")
-        _check_logprobs(params, self.state.config.max_logprobs, not isinstance(request, CompletionRequest))
+        _check_logprobs(params, self.state.config.max_logprobs, request.LOGPROBS)
         self.shows_ids = bool(request.return_token_ids)
         self.shows_times, self.shows_meta = bool(request.timings_per_token), bool(request.return_meta_info)
         self.weights = ""
@@ -124,13 +119,17 @@ class Job:
     def names(self) -> list[str]:
         return [stream.request_id for stream in self.streams.values()]
 
-    def gather(self, choice: int, delta: Delta) -> None:
-        """Add an output to the choice's text, tokens, log-probabilities and events."""
+    def keep(self, choice: int, delta: Delta) -> None:
+        """Add new tokens to what a whole answer shows of the choice beside its items."""
         entry = self.choices[choice]
-        entry.text.append(delta.text)
         entry.token_ids += delta.token_ids
         entry.logprobs += delta.logprobs or ()
-        entry.events += self.events_of(choice, delta)
+
+    def changes(self, choice: int, delta: Delta) -> list[Change]:
+        """Add new tokens to the choice's items, and return what changes."""
+        items = self.choices[choice].items
+        changes = items.take(self.events_of(choice, delta))
+        return changes if delta.finish_reason is None else changes + items.close()
 
     def events_of(self, choice: int, delta: Delta) -> list[ReplyEvent]:
         """Return the new part as events: if replies are no more than text, all is content."""
@@ -277,22 +276,6 @@ class Job:
             raise EngineError("the model gave numbers that are not finite for this request")
 
 
-def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None) -> ASGIApp:
-    """Make the ASGI app that runs a job to its end and answers in one piece, which `encode` makes of the results."""
-
-    async def collect() -> None:
-        async with aclosing(job.deltas()) as deltas:
-            async for choice, delta in deltas:
-                (take or job.gather)(choice, delta)
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await job.call.while_wanted(collect(), job.call.deadline)
-        body = await job.state.llm.in_pool(encode) if job.scored > INLINE_SCORED else encode()
-        await Response(body, media_type="application/json")(scope, receive, send)  # complete: time is up no more
-
-    return answer
-
-
 def account(job: Job) -> None:
     """Count a job that the engine took, however it ended."""
     metrics = job.state.metrics
@@ -343,9 +326,9 @@ def _without_tokens(delta: Delta) -> Delta:
     return delta._replace(text="", token_ids=[], logprobs=None)
 
 
-def _check_logprobs(params: SamplingParams, most: int, chat: bool) -> None:
-    """Raise RequestError for more than --max-logprobs."""
-    asked = {"top_logprobs" if chat else "logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+def _check_logprobs(params: SamplingParams, most: int, field: str) -> None:
+    """Raise RequestError for more than --max-logprobs; `field` asks for those of sampled tokens."""
+    asked = {field: params.logprobs, "prompt_logprobs": params.prompt_logprobs}
     for name, top in asked.items():
         if top is not None and top > most:
             raise RequestError(f"{name} must be at most {most} here (--max-logprobs), got {top}", name)

@@ -21,21 +21,6 @@ _MEDIA = {"/metrics": "text/plain", "/ui": "text/html", "/docs": "text/html", "/
 _MEDIA |= dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "text/plain")
 _BARE = ("/", "/health", "/ready", "/ping")
 """Routes whose answer has no body"""
-_QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
-SAMPLES: Mapping[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": _QUESTION, "max_tokens": 32},
-    "/v1/completions": {"prompt": "12 + 30 =", "max_tokens": 8, "temperature": 0},
-    "/v1/messages": {"model": "MODEL", "max_tokens": 32, "messages": _QUESTION},
-    "/v1/messages/count_tokens": {"model": "MODEL", "messages": _QUESTION},
-    "/v1/responses": {"input": "What is 12 + 30?", "max_output_tokens": 32},
-    "/v1/load_lora_adapter": {"lora_name": "tone", "lora_path": "tone"},
-    "/v1/unload_lora_adapter": {"lora_name": "tone"},
-    "/update_weights_from_disk": {"model_path": "step-100"},
-    "/abort_requests": {"request_ids": ["chatcmpl-1"]},
-    "/tokenize": {"prompt": "12 + 30 ="},
-    "/detokenize": {"tokens": [1, 2, 3]},
-}
-"""A request for each route with a body; MODEL stands for a served name."""
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 :root{color-scheme:light dark}
 h2{font-size:1.05rem;margin:2.2rem 0 .2rem;font-family:ui-monospace,monospace}small{font-weight:400;opacity:.7}
@@ -99,8 +84,8 @@ def _operation(entry: RouteEntry, body: Any) -> dict[str, Any]:
     if names := re.findall(r"{(\w+)", entry.path):
         place = {"in": "path", "required": True, "schema": {"type": "string"}}
         made["parameters"] = [{"name": name, **place} for name in names]
-    if body is not None:
-        json_body = {"schema": body, "example": SAMPLES[entry.path]}
+    if entry.body is not None:
+        json_body = {"schema": body, "example": getattr(entry.body, "EXAMPLE", {})}
         made["requestBody"] = {"required": True, "content": {"application/json": json_body}}
     return made
 

@@ -15,9 +15,10 @@ from starlette.types import ASGIApp
 import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.seam import AdapterChange
-from gapless.server.chat import chat_prompt
+from gapless.server.conversation import chat_prompt
+from gapless.server.dialects.messages.errors import in_messages_api
 from gapless.server.endpoint import HttpCall, json_response
-from gapless.server.errors import ApiError, in_messages_api, model_not_found
+from gapless.server.errors import ApiError, model_not_found
 from gapless.server.protocol import (
     AbortRequests,
     DetokenizeRequest,

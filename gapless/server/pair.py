@@ -28,7 +28,6 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
-from gapless.server.limits import guarded
 from gapless.server.logs import logging_to_stderr, say
 from gapless.server.router import PairRouter, healthy
 from gapless.server.run import (
@@ -170,8 +169,8 @@ class PairServing:
         return False
 
     async def _route(self, seconds: float) -> None:
-        app = guarded(PairRouter(self._prefill, self._decode, self._kv, self._config.root_path), self._config)
-        front = UvicornServer(uvicorn_config(app, self._config))
+        router = PairRouter(self._prefill, self._decode, self._kv, self._config)
+        front = UvicornServer(uvicorn_config(router, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         keeping = [asyncio.create_task(self._keep(side)) for side in self._sides]
         where, curl = address_of(self._config, self._listener)

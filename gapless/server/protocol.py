@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.params import PARAMS, SamplingParams, check_logprobs
+from gapless.base.params import PARAMS, SamplingParams
 from gapless.server.errors import log, unsupported
 from gapless.server.forms import FormRequest
 
+QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+"""The conversation of the examples"""
 MAX_JSON_DEPTH = 64
 MAX_SEQUENCES = 256
-DEFAULT_COMPLETION_TOKENS = 16
 _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
@@ -39,7 +40,10 @@ _SamplingFields: Any = msgspec.defstruct(
 
 
 class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields of both completions and chat completions."""
+    """Fields of every dialect whose own requests ask for a generation."""
+
+    LOGPROBS: ClassVar[str] = "top_logprobs"
+    """The field with the number of most likely tokens"""
 
     model: str | None = None
     stream: bool | None = None
@@ -88,72 +92,17 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         return bool(options.include_usage), bool(options.continuous_usage_stats)
 
 
-class CompletionRequest(GenerationRequest):
-    prompt: str | list[str | int | list[int]]
-    echo: bool | None = None
-    add_special_tokens: bool | None = None
-    logprobs: int | bool | None = None
-
-    def wanted_logprobs(self) -> int | None:
-        if self.logprobs is True:
-            text = "logprobs must be a whole number: how many of the most likely tokens to show"
-            raise RequestError(text, "logprobs")
-        return None if self.logprobs is False else self.logprobs
-
-    def wanted_prompt_logprobs(self) -> int | None:
-        wanted = super().wanted_prompt_logprobs()
-        return self.wanted_logprobs() if wanted is None and self.echo else wanted
-
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one per text or list of ids. Raises RequestError for a list of mixed kinds."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = set(map(type, self.prompt))
-        if kinds == {int}:
-            return [self.prompt]  # type: ignore[list-item]
-        if kinds in ({str}, {list}):
-            return self.prompt  # type: ignore[return-value]
-        text = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
-        raise RequestError(text, "prompt")
-
-
-class ChatRequest(GenerationRequest):
-    """The text room checks the messages, when it renders them."""
-
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
-    reasoning_effort: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    documents: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-
-    def wanted_logprobs(self) -> int | None:
-        check_logprobs("top_logprobs", self.top_logprobs)
-        if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def variables(self) -> dict[str, Any]:
-        """Values for the template by name; the text room checks them."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        documents = {"documents": self.documents} if self.documents else {}
-        return {**effort, **documents, **(self.chat_template_kwargs or {})}
-
-    def limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+def check_scored_only(params: SamplingParams) -> None:
+    """Raise RequestError for a form of output where a prompt is only scored."""
+    if params.structured_outputs is not None:
+        field = params.structured_outputs.where
+        raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either a prompt or messages."""
 
+    EXAMPLE: ClassVar = {"prompt": "12 + 30 ="}
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -166,11 +115,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    EXAMPLE: ClassVar = {"tokens": [1, 2, 3]}
     tokens: list[int]
     model: str | None = None
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    EXAMPLE: ClassVar = {"lora_name": "tone", "lora_path": "tone"}
     lora_name: str
     lora_path: str
     load_inplace: bool = False
@@ -179,18 +130,21 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True):
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give a `lora_int_id` too; it is ignored."""
 
+    EXAMPLE: ClassVar = {"lora_name": "tone"}
     lora_name: str
 
 
 class AbortRequests(msgspec.Struct, kw_only=True):
     """Ids are those of answers, the clients' X-Request-Id, or a request's request_id; none stands for all requests."""
 
+    EXAMPLE: ClassVar = {"request_ids": ["chatcmpl-1"]}
     request_ids: list[str] | None = None
 
 
 class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give more; it is ignored."""
 
+    EXAMPLE: ClassVar = {"model_path": "step-100"}
     model_path: str
     weight_version: str | None = None
     """Name of these weights in answers; default: model_path"""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gapless.server.answer import DIRECT_BODY, DirectBody
 from gapless.server.errors import ApiError
-from gapless.server.event_stream import DIRECT_BODY, DirectBody
 from gapless.server.limits import MAX_HEADER_BYTES, origin_headers
 
 HEAD_SECONDS = 5.0

@@ -15,9 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
 from gapless.base.http import HttpError
+from gapless.server.app import DIALECTS, ROUTES
+from gapless.server.config import ServerConfig
 from gapless.server.endpoint import ClientGone, while_here
-from gapless.server.errors import INVALID_REQUEST, ApiError, error_response, log, to_api_error, unavailable
-from gapless.server.limits import unrooted
+from gapless.server.errors import INVALID_REQUEST, ApiError, error_response, form_of, log, to_api_error, unavailable
+from gapless.server.limits import guarded, unrooted
+from gapless.server.plugins import plugged
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
 from gapless.server.upstream import called, passed_on
@@ -41,18 +44,27 @@ _NOT_PREFILLED = {
 class PairRouter:
     """The ASGI app in front of two servers, each on a unix socket."""
 
-    def __init__(self, prefill: str, decode: str, kv_socket: str, root: str = "") -> None:
-        """`kv_socket` is where the prefiller gives pages, `root` the path before all routes."""
-        self._prefill, self._decode, self._kv_socket, self._root = prefill, decode, kv_socket, root
+    def __init__(self, prefill: str, decode: str, kv_socket: str, config: ServerConfig) -> None:
+        """`kv_socket` is where the prefiller gives pages. Raises ConfigError for a dialect that cannot be used."""
+        self._prefill, self._decode, self._kv_socket, self._root = prefill, decode, kv_socket, config.root_path
+        further = plugged(config.dialect, ROUTES)
+        self._forms = [dialect.errors for dialect in (*DIALECTS, *further) if dialect.errors is not None]
+        below = [entry.path.partition("{")[0] for dialect in further for entry in dialect.routes]
+        self._passed_below = (*PASSED_BELOW, *below)
+        self._app = guarded(self._answer, config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"
         scope["path"] = unrooted(scope["path"], self._root)
-        request = Request(scope, receive)
+        scope["gapless.errors"] = form_of(scope, self._forms)
+        await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, path = Request(scope, receive), scope["path"]
         try:
-            if scope["path"] in ("/health", "/ready"):
+            if path in ("/health", "/ready"):
                 await (await self._health())(scope, receive, send)
-            elif scope["path"] in APART or scope["path"] in PASSED_HEADERS or scope["path"].startswith(PASSED_BELOW):
+            elif path in APART or path in PASSED_HEADERS or path.startswith(self._passed_below):
                 await self._serve(request, await request.body(), send)
             else:
                 raise ApiError(404, "there is no such route on a pair of servers", INVALID_REQUEST, code="not_found")

@@ -12,7 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gapless.base.records import PageGroup, Request
+from gapless.base.records import Request
+from gapless.memory.groups import PageGroup
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 PRIME = 2**31 - 1
@@ -52,7 +53,11 @@ class ChecksumModel:
         readable = entries[pages_read(inputs, size)].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % PRIME
-        return torch.where(position <= inputs.positions[:, None], terms, 0).sum(1, keepdim=True) % PRIME
+        return torch.where(self.reads(position, inputs.positions[:, None]), terms, 0).sum(1, keepdim=True) % PRIME
+
+    def reads(self, position: Tensor, own: Tensor) -> Tensor:
+        """bool: whether the token at `own` reads the entry at `position`."""
+        return position <= own
 
     def entries(self, inputs: StepInputs) -> Tensor:
         """int64 [T]: the KV entry of each token."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from gapless.base.errors import ConfigError
-from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent, ReplyFormat
+from gapless.text.reply_parser import CallArguments, CallBegun, Reasoning, ReplyEvent, ReplyFormat
 from gapless.text.reply_tables import (
     HARMONY_MESSAGE,
     HARMONY_REPLY,
@@ -27,29 +24,6 @@ from gapless.text.tokenizer import Tokenizer
 
 HEAD_CHARS = 40
 """The end of a prompt that is looked at where a template has changed the text before it"""
-
-
-class CalledFunction(msgspec.Struct, frozen=True):
-    """The function that a tool call names, and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call, in OpenAI's form."""
-
-    id: str
-    function: CalledFunction
-    type: str = "function"
-
-
-class ReplyParts(NamedTuple):
-    """A whole reply, taken apart."""
-
-    content: str
-    reasoning: str
-    tool_calls: list[ToolCall]
 
 
 class ReplyForms:
@@ -196,26 +170,6 @@ class ReplyReader:
         if isinstance(event, CallBegun | CallArguments):
             return self._parallel or event.index == 0
         return self._include or not isinstance(event, Reasoning)
-
-
-def joined(events: Sequence[ReplyEvent]) -> ReplyParts:
-    """Return what the events of a whole reply add up to."""
-    content, reasoning = ("".join(e.text for e in events if isinstance(e, kind)) for kind in (Content, Reasoning))
-    calls = [event for event in events if isinstance(event, CallBegun)]
-    arguments: list[list[str]] = [[] for _ in calls]
-    for event in events:
-        if isinstance(event, CallArguments):
-            arguments[event.index].append(event.text)
-    made = [
-        ToolCall(call_id(call), CalledFunction(call.name, "".join(pieces)))
-        for call, pieces in zip(calls, arguments, strict=True)
-    ]
-    return ReplyParts(content, reasoning, made)
-
-
-def call_id(call: CallBegun) -> str:
-    """Return the id that the model gave the call, or a new one."""
-    return call.call_id or f"call_{secrets.token_hex(12)}"
 
 
 class LastWords(NamedTuple):

@@ -16,13 +16,14 @@ from tiny_models import tiny_config
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, StalledError
 from gapless.base.params import SamplingParams
-from gapless.base.records import PageGroup, Request
+from gapless.base.records import Request
 from gapless.base.structured import StructuredOutputs
 from gapless.device import CpuDevice, CudaDevice
 from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
 from gapless.engine.warm_up import WARM_UP_KEY
 from gapless.engine.wiring import build_core
 from gapless.kernels.tables import Tables, slot_bytes
+from gapless.memory.groups import PageGroup
 from gapless.model.config import load_config
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice

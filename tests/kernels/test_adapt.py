@@ -16,6 +16,7 @@ from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.attention import decode_attention
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import LayerProduct
+from gapless.kernels.tiles import FewRowsTiles
 from gapless.kernels.views import LayerRows, Rotation
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
@@ -217,8 +218,8 @@ def test_a_layer_in_parts_has_the_sums_of_its_adapters(implementation, monkeypat
 
     monkeypatch.setattr(adapt_fused_triton, "MOST_INPUTS", {32: 512})
     monkeypatch.setattr(adapt_fused_triton, "HELD", 512)
-    tiles = few_rows_triton.FewRowsTiles(64, 32, 1, 2, 3)
-    monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
+    tiles = FewRowsTiles(64, 32, 1, 2, 3)
+    monkeypatch.setattr(few_rows_triton, "choose_tiles", lambda *_: tiles)
     check_layer(F32, "cpu", LayerShape(5, 64, (40, 12, 12), 560, 32))
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 
 from gapless.kernels import arch, attention, few_rows, plain, rope_triton, splits_triton, unpack
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels.attention_triton import AttentionTiles
+from gapless.kernels.tiles import AttentionTiles
 from gapless.kernels.views import LayerRows
 
 SMALL = AttentionTiles(16, 16, 4, 2)

@@ -20,11 +20,16 @@ from gapless.kernels import (
     invariant_linear_triton,
     splits_triton,
 )
+from gapless.kernels import tiles as tiles_of
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
-from gapless.kernels.arch import LARGE_BLOCK, Arch
-from gapless.kernels.few_rows_triton import FewRowsTiles, is_vector, matrix_kernel, rows_in_turn_kernel, tiles_for
+from gapless.kernels.arch import Arch
+from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
+from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 
-HOPPER = Arch("nvidia", (9, 0), 132, 227 << 10)
+GPUS = {
+    capability: Arch("nvidia", divmod(capability, 10), 132, shared) for capability, shared in aot.SHARED_LIMITS.items()
+}
+HOPPER = GPUS[90]
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
@@ -42,10 +47,11 @@ class FewRows(NamedTuple):
     projections: tuple[int, ...] = ()
     """The ends of their columns, where rows have adapters"""
 
+    def shape(self, rows: int) -> FewRowsProduct:
+        return FewRowsProduct(rows, self.columns, self.depth, bool(self.projections) and self.norm)
+
     def tiles(self, rows: int, capability: int) -> FewRowsTiles:
-        large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
-        adapted = bool(self.projections) and self.norm
-        return tiles_for(rows, self.columns, self.depth, large, capability == 90, adapted)
+        return choose_tiles(self.shape(rows), GPUS[capability])
 
     def whole(self, rows: int, capability: int) -> bool:
         """Whether a program loads its part of the weight at once."""
@@ -54,7 +60,7 @@ class FewRows(NamedTuple):
 
     def build(self, rows: int, capability: int) -> aot.Resources:
         tiles = self.tiles(rows, capability)
-        vector = is_vector(rows, self.columns * self.depth)
+        vector = self.shape(rows).in_turn
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
             "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, **NO_ADAPTERS,
@@ -102,7 +108,7 @@ more to give."""
 def test_a_product_of_few_rows_fits_its_gpu(name: str, rows: int, capability: int) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
-    vector = is_vector(rows, MATRICES[name].columns * MATRICES[name].depth)
+    vector = MATRICES[name].shape(rows).in_turn
     if vector:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:
@@ -134,9 +140,8 @@ class InvariantProduct(NamedTuple):
     dtype: str = "bf16"
 
     def build(self, capability: int) -> aot.Resources:
-        tiles = invariant_linear_triton.tiles_for(
-            self.rows, self.columns, self.depth, BYTES[self.dtype], capability in (90, 100)
-        )
+        shape = tiles_of.InvariantProduct(self.rows, self.columns, self.depth, BYTES[self.dtype])
+        tiles = choose_tiles(shape, GPUS[capability])
         constants = {
             "N": self.columns, "K": self.depth, "BIAS": True, "SEGMENT": tiles.segment,
             "SEGMENTS": -(-self.depth // tiles.segment), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
@@ -155,7 +160,8 @@ class InvariantAttention(NamedTuple):
 
     def build(self, capability: int) -> aot.Resources:
         kernel = invariant_attention_triton.attention_kernel
-        tiles = invariant_attention_triton.tiles_for(self.dim, BYTES[self.dtype], self.group, capability in (90, 100))
+        shape = tiles_of.InvariantAttention(self.dim, BYTES[self.dtype], self.group)
+        tiles = choose_tiles(shape, GPUS[capability])
         constants: dict[str, Any] = {
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
@@ -244,10 +250,9 @@ class Attention(NamedTuple):
 
     def _constants(self, capability: int) -> tuple[dict[str, Any], Any]:
         size = BYTES[self.dtype]
-        if self.kernel == "prefill":
-            tiles = attention_triton.prefill_tiles(self.dim, size, self.group, 512)
-        else:
-            tiles = attention_triton.decode_tiles(self.dim, size, self.group, self.many)
+        prompt = tiles_of.PromptAttention(self.dim, size, self.group, 512)
+        decode = tiles_of.DecodeAttention(self.dim, size, self.group, self.many)
+        tiles = choose_tiles(prompt if self.kernel == "prefill" else decode, GPUS[capability])
         if self.kernel.startswith("combine"):
             tiles = tiles._replace(warps=4, stages=1)
         many = self.many or self.kernel == "combine"

@@ -15,10 +15,10 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 
 from gapless.kernels import few_rows, few_rows_triton, linear
 from gapless.kernels.few_rows import FewRowsLinear
-from gapless.kernels.few_rows_triton import FewRowsTiles
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.matrix import Linear
 from gapless.kernels.seam import LayerProduct
+from gapless.kernels.tiles import FewRowsTiles
 from gapless.kernels.views import LayerRows
 
 Product = tuple[Shape, FewRowsTiles | None]

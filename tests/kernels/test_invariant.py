@@ -14,10 +14,9 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 
 from gapless.kernels import invariant_attention_triton as attention
 from gapless.kernels import invariant_linear_triton as linear
-from gapless.kernels.attention_triton import AttentionTiles
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
-from gapless.kernels.invariant_linear_triton import ProductTiles
 from gapless.kernels.library_triton import counters
+from gapless.kernels.tiles import AttentionTiles, InvariantProduct, ProductTiles, choose_tiles
 
 SMALL = AttentionTiles(16, 16, 4, 2)
 pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
@@ -114,7 +113,7 @@ def test_a_product_gives_a_row_the_same_bits_in_any_batch(implementation, column
 def test_one_program_or_several_give_the_same_bits(implementation, high, monkeypatch):
     """How high a block is, and who computes a segment, may follow the batch."""
     tiles = [ProductTiles(rows, 32, 16, 48, 4, 2) for rows in (16, high)]
-    monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles[0])
+    monkeypatch.setattr(linear, "choose_tiles", lambda *_: tiles[0])
     for few in (0, 1000):
         monkeypatch.setattr(linear, "FEW_BLOCKS", few)
         check_product("cpu", F32, 40, 100, [1, 65], tiles=tiles)
@@ -122,9 +121,10 @@ def test_one_program_or_several_give_the_same_bits(implementation, high, monkeyp
 
 @runs(on=("cuda",))
 def test_blocks_of_either_height_and_any_program_of_a_segment_give_the_same_bits(implementation, monkeypatch):
-    tiles = [linear.tiles_for(rows, 1024, 3072, 2, linear.arch(torch.device("cuda")).warpgroups) for rows in (1, 2048)]
+    gpu = linear.arch(torch.device("cuda"))
+    tiles = [choose_tiles(InvariantProduct(rows, 1024, 3072, 2), gpu) for rows in (1, 2048)]
     assert tiles[0] != tiles[1]
-    monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles[0])
+    monkeypatch.setattr(linear, "choose_tiles", lambda *_: tiles[0])
     x, weight, _ = operands("cuda", BF16, 300, 1024, 3072)
     found = []
     for few in (0, 1 << 20):

@@ -112,8 +112,8 @@ def test_moved_bytes_and_times_are_known_to_the_next_step():
     device = SimDevice(3, "lazy")
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
     counts = rounds(loop)
-    moved = loop.parts.transfers.report()
-    page_bytes = loop.parts.transfers.slots[0][0].nbytes
+    transfers = loop.parts.transfers
+    moved, page_bytes = transfers.report(), transfers.slots[0][0].nbytes
     assert moved.read_bytes == counts.loaded * page_bytes and moved.read_ns > 0
     assert moved.written_bytes == counts.stored * page_bytes and moved.written_ns > 0
     assert moved.loading == moved.storing == 0

@@ -248,7 +248,7 @@ def test_a_bell_ends_the_turn_and_a_newcomer_is_launched_while_steps_fly(gated):
     while loop.has_work():
         settled += loop.turn().tokens
     assert [item.keys.tolist() for item in settled] == [[0], [1]]
-    waits = loop.log.timeline.wait
+    waits = loop.log.timeline.host.wait
     assert waits, "time that the host waited until the bell is waiting too"
     device.close()
 
@@ -321,7 +321,7 @@ def test_with_only_transfers_pending_a_turn_lasts_until_the_bell(native, monkeyp
         assert loop.turn() == ([], [], []) and not loop.in_flight and not loop.bell.rung
         assert 0.05 <= (device.clock() - begin) / 1e9 < 30, "one turn a ring, and no later"
         ringing.join()
-    assert loop.log.timeline.wait
+    assert loop.log.timeline.host.wait
     acknowledge(loop, transfers)
     launched = loop.turn()
     assert launched.started == [(0, 0)]

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from gapless.base.records import PageGroup
 from gapless.memory import prefix
+from gapless.memory.groups import FULL, WindowRule
 from gapless.memory.index import PrefixIndex, common_tokens
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -17,9 +17,9 @@ from gapless.memory.prefix import PrefixHasher
 SIZE = 4
 
 
-def index_of(*groups):
+def index_of(*rules):
     ledger = Ledger()
-    pools = [PagePool(40, SIZE, ledger, group) for group in groups]
+    pools = [PagePool(40, SIZE, ledger, rule) for rule in rules]
     return PrefixIndex(PrefixHasher("m", SIZE), pools), pools
 
 
@@ -46,7 +46,7 @@ def hashed(monkeypatch):
 
 
 def test_a_prompt_is_digested_once_for_all_that_have_it_and_not_before_it_is_needed(hashed):
-    index, _ = index_of(PageGroup())
+    index, _ = index_of(FULL)
     tokens = prompt(4000)
     chains = [index.chain(tokens.copy(), "") for _ in range(64)]
     assert not hashed and len(set(map(id, chains))) == 1
@@ -61,7 +61,7 @@ def test_a_prompt_is_digested_once_for_all_that_have_it_and_not_before_it_is_nee
 
 
 def test_prompts_with_a_common_beginning_digest_it_once(hashed):
-    index, _ = index_of(PageGroup())
+    index, _ = index_of(FULL)
     system = prompt(400)
     first, second, third = (np.concatenate((system, prompt(40, seed))) for seed in (1, 2, 3))
     chains = [index.chain(tokens, "") for tokens in (first, second, third)]
@@ -85,7 +85,7 @@ def test_a_hit_is_the_longest_that_every_group_covers_and_only_a_page_in_its_gap
     """Against the definition: everything in a full group, all pages of the last window in the others."""
     rng, tokens = random.Random(1), prompt(60)
     for _ in range(200):
-        index, pools = index_of(*(PageGroup("g", "window" if w else "full", w) for w in windows))
+        index, pools = index_of(*(WindowRule(window) if window else FULL for window in windows))
         chain, have = index.chain(tokens, ""), []
         known = chain.reach(15, tokens)
         for pool in pools:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from page_router import Router
 
-from gapless.base.records import PageChange, PageGroup
+from gapless.base.records import PageChange
 from gapless.memory.events import PageEvents
+from gapless.memory.groups import FULL, WindowRule
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
@@ -19,9 +20,9 @@ STORED, REMOVED, CLEARED = PageChange
 class World:
     """An index over pools of ten pages, and what a sequence of it does."""
 
-    def __init__(self, *groups, name_of=str):
+    def __init__(self, *rules, name_of=str):
         self.ledger = Ledger()
-        self.pools = [PagePool(11, SIZE, self.ledger, group) for group in groups or (PageGroup(),)]
+        self.pools = [PagePool(11, SIZE, self.ledger, rule) for rule in rules or (FULL,)]
         self.index = PrefixIndex(PrefixHasher("m", SIZE), self.pools)
         self.events = self.index.events = PageEvents(self.pools, name_of)
         self.steps = 0
@@ -110,7 +111,7 @@ def test_a_page_that_comes_back_is_stored_after_it_was_removed():
 
 
 def test_prompts_of_their_own_tenants_and_groups_are_events_of_their_own():
-    world = World(PageGroup(), PageGroup("window", "window", 8), name_of=lambda digest: f"name of {digest}")
+    world = World(FULL, WindowRule(8), name_of=lambda digest: f"name of {digest}")
     for salt, adapter in (("a", ""), ("b", ""), ("a", "lora")):
         world.write(prompt(1), salt, adapter)
     world.observe()

@@ -99,11 +99,11 @@ def advance_before_observed() -> AbstractContextManager[None]:
     def launch(original: Callable[..., bool], self: Loop, plans: list[Any], turn: Any) -> bool:
         launched = original(self, plans, turn)
         for plan in plans:
-            self.ledger.advance(Clock.COMPUTE, plan.step)
+            self.planner.ledger.advance(Clock.COMPUTE, plan.step)
         return launched
 
     def retire(original: Callable[..., None], self: Loop, flight: Any) -> None:
-        with replaced(self.ledger, "advance", lambda advance, clock, number: None):
+        with replaced(self.planner.ledger, "advance", lambda advance, clock, number: None):
             original(self, flight)
 
     return both(replaced(Loop, "launch", launch), replaced(Loop, "retire", retire))

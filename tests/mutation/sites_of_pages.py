@@ -11,7 +11,6 @@ from followers import Follower
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
-import gapless.plan.pages as pages
 from gapless.base.records import Flag
 from gapless.kernels import plain
 from gapless.kernels.layout import COMPUTED, PACKET_SLOT
@@ -158,15 +157,14 @@ def held_rows_stay_away() -> AbstractContextManager[None]:
 def window_one_page_short() -> AbstractContextManager[None]:
     """A page of a window group goes while positions in its window are still read."""
 
-    def first(original: Callable[..., int], pool: PagePool, position: int) -> int:
-        return original(pool, position) + bool(pool.group.window)
-
-    return replaced(pages, "first_entry", first)
+    return replaced(
+        RowPages, "slide", lambda slide, self, row, tokens, last: slide(self, row, tokens + self.size, last)
+    )
 
 
 def window_without_fence() -> AbstractContextManager[None]:
     """Such a page is free at once, with steps in flight that read it."""
-    return replaced(RowPages, "slide", lambda slide, self, row, position, last: slide(self, row, position, 0))
+    return replaced(RowPages, "slide", lambda slide, self, row, tokens, last: slide(self, row, tokens, 0))
 
 
 def window_not_covered() -> AbstractContextManager[None]:
@@ -174,7 +172,7 @@ def window_not_covered() -> AbstractContextManager[None]:
 
     def up_to_gap(original: Callable[..., int], self: PrefixIndex, pool: PagePool, *args: Any) -> int:
         _, _, count, *_ = args
-        return count if pool.group.window else original(self, pool, *args)
+        return count if pool.rule.window else original(self, pool, *args)
 
     return replaced(PrefixIndex, "_up_to_gap", up_to_gap)
 

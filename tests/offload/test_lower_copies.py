@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from test_host_copies import World as HostWorld
 
-from gapless.base.records import NO_TRANSFER, KVTransfer, PageGroup
+from gapless.base.records import NO_TRANSFER, KVTransfer
+from gapless.memory.groups import WindowRule
 from gapless.offload import below as lower
 from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierAnswer, key_of
@@ -196,7 +197,7 @@ def test_pages_that_wait_for_others_of_their_prompts_take_half_of_the_slots():
 
 def test_window_pages_of_a_peer_are_loaded_when_the_read_range_is_known():
     world = World()
-    world.pool.group = PageGroup(window=4)
+    world.pool.rule = WindowRule(4)
     search = world.ask(b"a", b"b")
     world.answers(key(b"a"), open=True)
     assert not world.lines[0].loads and world.tier.waits(search)
@@ -475,7 +476,7 @@ def test_pages_of_a_peer_are_borrowed_at_once_unless_one_is_missing(hits, borrow
 def test_window_pages_of_a_peer_are_left_to_the_planner():
     """It has not been asked for, so a page that expires meanwhile must not make it forgotten."""
     world = World(line := PeerLine())
-    world.pool.group = PageGroup(window=4)
+    world.pool.rule = WindowRule(4)
     search = world.below.ask([(world.group, digest) for digest in (b"a", b"b")], KVTransfer(claim="R"))
     search.fits = True
     number, _ = line.asked.popitem()

@@ -12,7 +12,8 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from gapless.base.errors import QueueFullError
-from gapless.base.records import PageGroup, StepPlan
+from gapless.base.records import StepPlan
+from gapless.memory.groups import PageGroup
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
@@ -76,7 +77,7 @@ class Drive:
     def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True,
                  chain=1, adds=(1, 1), groups=ONE, seed=0, ahead=1):  # fmt: skip
         self.ledger = Ledger()
-        self.pools = [PagePool(pages, size, self.ledger, group) for group in groups]
+        self.pools = [PagePool(pages, size, self.ledger, group.rule) for group in groups]
         self.pool = self.pools[0]
         self.rows = RowTable(rows, max_len, self.ledger)
         writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, ahead * adds[1])
@@ -214,7 +215,7 @@ class Drive:
         prefixes = self.prefixes(entry.job, known)
         for position in range(known):
             for (group, page, offset), pool in zip(self.places(entry, position), self.pools, strict=True):
-                if pool.group.window and position < known - pool.group.window:
+                if position // self.size in pool.rule.passed(known, self.size):
                     continue
                 assert self.kv.get((group, page, offset)) == prefixes[position], (
                     f"request {entry.job.key} reads foreign KV at {position} of group {group}"
@@ -311,7 +312,7 @@ class Drive:
                         f"entry {number} of the page table is not the row's page"
                     )
                 else:
-                    assert self.pools[group].group.window, "a page is missing"
+                    assert self.pools[group].rule.window, "a page is missing"
 
     def check_preempted(self, before, coming_back) -> None:
         """`before` the plan these were the states, and whether pages were about to come back by themselves."""

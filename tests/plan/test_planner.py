@@ -10,7 +10,7 @@ from plan_harness import ONE, Drive, Job, random_run
 from sharpest import sharpest
 
 from gapless.base.errors import QueueFullError
-from gapless.base.records import PageGroup
+from gapless.memory.groups import PageGroup, WindowRule
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.plan.planner import LOOK_BEHIND, MAX_SKIPS
@@ -69,8 +69,8 @@ def test_rows_get_pages_for_several_steps_where_there_are_plenty(pages, most):
     assert shares[0] > 0.5 and shares[1] <= most * shares[0] + 0.05, shares
 
 
-MIXED = ((*ONE, PageGroup("local", "window", 64)), (PageGroup("local", "window", 64), *ONE))
-WINDOWED = (PageGroup(), PageGroup("local", "window", 6), PageGroup("far", "window", 9))
+MIXED = ((*ONE, PageGroup("local", WindowRule(64))), (PageGroup("local", WindowRule(64)), *ONE))
+WINDOWED = (PageGroup(), PageGroup("local", WindowRule(6)), PageGroup("far", WindowRule(9)))
 
 
 @pytest.mark.parametrize("groups", sharpest([WINDOWED, ONE + ONE, WINDOWED[:2], WINDOWED[1:]], whole=True))

@@ -13,7 +13,6 @@ from sharpest import sharpest
 
 from gapless.server import protocols
 from gapless.server.config import ServerConfig
-from gapless.server.limits import guarded
 from gapless.server.router import PairRouter
 
 ORIGIN = "https://app.example"
@@ -148,7 +147,7 @@ def test_an_answer_before_the_end_of_the_headers_names_the_origin(monkeypatch, a
     ("status", "path"), [(404, "/nowhere"), (503, "/health"), (503, COMPLETIONS), (413, COMPLETIONS)]
 )
 def test_answers_of_the_router_itself_name_the_origin(tmp_path, status, path):
-    app = guarded(PairRouter(str(tmp_path / "p"), str(tmp_path / "d"), str(tmp_path / "kv")), allowing(ORIGIN))
+    app = PairRouter(str(tmp_path / "p"), str(tmp_path / "d"), str(tmp_path / "kv"), allowing(ORIGIN))
 
     async def asked():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:

@@ -7,8 +7,8 @@ import socket
 import pytest
 from server_harness import ALPHABET, COMPLETIONS, events, fake_core, posted, serving
 
-from gapless.server import event_stream
-from gapless.server.event_stream import DirectBody
+from gapless.server import answer
+from gapless.server.answer import DirectBody
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_client_that_reads_late_gets_everything(server):
 
 
 def test_a_client_that_never_reads_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(event_stream, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(answer, "WRITE_SECONDS", 0.2)
     connection, protocol = tight(server)
     aborted = len(server.core.aborted)
     ask(connection, 90_000)

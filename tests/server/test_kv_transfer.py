@@ -6,8 +6,8 @@ import pytest
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerPlan, role_plan
 from gapless.base.records import KVTransfer
+from gapless.server.dialects.completions import CompletionRequest
 from gapless.server.kv_transfer import Handover, read_handover
-from gapless.server.protocol import CompletionRequest
 
 PREFILL = role_plan("prefill", None, [])
 DECODE = role_plan("decode", None, ["127.0.0.1:5600", "unix:/run/kv.sock"])

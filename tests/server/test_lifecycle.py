@@ -12,7 +12,7 @@ import pytest
 from server_harness import COMPLETIONS, broken_off, error_of, fake_core, posted, serving
 from sharpest import sharpest
 
-from gapless.server import generation
+from gapless.server import answer
 from gapless.testing.core import FakeCore
 
 ASK = {"prompt": "~hi", "max_tokens": 5}
@@ -147,7 +147,7 @@ def test_a_slow_body_counts_for_the_limit_but_not_as_latency():
 
 @pytest.mark.parametrize("path", sharpest(["/v1/completions", "/v1/chat/completions"]))
 def test_a_complete_answer_is_given_when_writing_it_takes_past_the_limit(monkeypatch, path):
-    monkeypatch.setattr(generation, "INLINE_SCORED", -1)
+    monkeypatch.setattr(answer, "INLINE_SCORED", -1)
     ask = {**ASK, "messages": [{"role": "user", "content": "hi"}]} if "chat" in path else ASK
     with serving() as server, server.client() as client:
         in_pool = server.llm.in_pool

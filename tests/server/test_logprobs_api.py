@@ -275,7 +275,7 @@ def test_a_long_answer_is_written_on_a_thread_and_is_the_same(client, monkeypatc
 
     monkeypatch.setattr(server_logprobs, "token_text", named)
     for limit in (2_000, 10):
-        monkeypatch.setattr("gapless.server.generation.INLINE_SCORED", limit)
+        monkeypatch.setattr("gapless.server.answer.INLINE_SCORED", limit)
         choices.append(choice_of(client, path, **fields))
         assert all(name.startswith("gapless-text") == (limit == 10) for name in threads) and threads
         threads.clear()

@@ -6,8 +6,8 @@ import threading
 import pytest
 from server_harness import TOKENS, serving
 
-from gapless.server import messages_answer
-from gapless.server.messages_request import CountTokensRequest
+from gapless.server.dialects.messages import answer
+from gapless.server.dialects.messages.request import CountTokensRequest
 from gapless.testing.core import FakeCore
 
 THOUGHT, ANSWER = "<think>Let me see.</think>", "Forty-two."
@@ -49,7 +49,7 @@ def server(thinker):
 
 @pytest.mark.parametrize("seconds", [1000.0, 0.0])
 def test_a_hidden_thought_is_streamed_as_pings(server, thinker, monkeypatch, seconds):
-    monkeypatch.setattr(messages_answer, "PING_SECONDS", seconds)
+    monkeypatch.setattr(answer, "PING_SECONDS", seconds)
     with server.client() as client, client.stream("POST", "/v1/messages", json={**BODY, "stream": True}) as response:
         lines = response.iter_lines()
         assert next(lines) == "event: message_start"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gapless.base.errors import RequestError
-from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.dialects.messages.request import CountTokensRequest, MessagesRequest
 
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 ADD_FUNCTION = {"type": "function", "function": {"name": "add", "parameters": ADD["input_schema"]}}

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gapless.base.params import PARAMS, Lane
-from gapless.server.protocol import UNSUPPORTED, CompletionRequest, parse
+from gapless.server.dialects.completions import CompletionRequest
+from gapless.server.protocol import UNSUPPORTED, parse
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gapless.base.errors import ConfigError, RequestError
 from gapless.demo import weights_dir
-from gapless.server.chat import message_of
-from gapless.server.sse import deltas_of
+from gapless.server.dialects.chat.answer import delta_of, message_of
+from gapless.text.items import Items
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import ReplyFormat
 from gapless.text.reply_tables import REASONING_NAMES, REASONING_TABLES, TOOL_NAMES, TOOL_TABLES, ReplyTable
@@ -26,11 +26,18 @@ REPLY = [
 ]  # fmt: skip
 
 
+def message(events):
+    """The message of a whole reply."""
+    items = Items()
+    items.take(events)
+    return message_of(items)
+
+
 def test_a_whole_reply_has_reasoning_content_and_calls():
     reader = ReplyReader(FORM, {}, "")
-    message = message_of(reader.feed([i for i, _ in REPLY], "".join(text for _, text in REPLY)) + reader.finish())
-    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm so", "hm so", "I add.")
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in message["tool_calls"]] == [
+    said = message(reader.feed([i for i, _ in REPLY], "".join(text for _, text in REPLY)) + reader.finish())
+    assert (said["reasoning"], said["reasoning_content"], said["content"]) == ("hm so", "hm so", "I add.")
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in said["tool_calls"]] == [
         ("add", {"a": 1, "b": 2})
     ]
     assert reader.called
@@ -50,20 +57,20 @@ def test_any_split_of_tokens_and_text_gives_the_same_message(data):
         taken, shown = taken + count, until
     events += reader.finish()
     whole = ReplyReader(FORM, {}, "")
-    expected = message_of(whole.feed(ids, text) + whole.finish())
-    message = message_of(events)
-    assert (message["content"], message["reasoning"]) == (expected["content"], expected["reasoning"])
+    expected = message(whole.feed(ids, text) + whole.finish())
+    said = message(events)
+    assert (said["content"], said["reasoning"]) == (expected["content"], expected["reasoning"])
     assert reader.reasoning_tokens == whole.reasoning_tokens == 3
-    assert [call.function for call in message["tool_calls"]] == [call.function for call in expected["tool_calls"]]
-    joined = [json.loads(delta) for delta in deltas_of(events)]
-    assert "".join(delta.get("content", "") for delta in joined) == expected["content"]
+    assert [call.function for call in said["tool_calls"]] == [call.function for call in expected["tool_calls"]]
+    deltas = [delta_of(change) or {} for change in Items().take(events)]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected["content"]
 
 
 def test_tokens_before_the_end_of_the_reasoning_are_counted_and_may_be_left_out():
     reader = ReplyReader(FORM, {}, "", include_reasoning=False)
     events = [event for token, text in REPLY for event in reader.feed([token], text)] + reader.finish()
-    message = message_of(events)
-    assert message["content"] == "I add." and "reasoning" not in message
+    said = message(events)
+    assert said["content"] == "I add." and "reasoning" not in said
     assert reader.reasoning_tokens == 3  # two words and the closing mark
 
 
@@ -71,11 +78,11 @@ def test_content_is_null_beside_reasoning_or_calls_alone():
     for count, content in ((4, None), (5, "I add."), (0, "")):
         reader = ReplyReader(FORM, {}, "")
         events = [event for token, text in REPLY[:count] for event in reader.feed([token], text)] + reader.finish()
-        assert message_of(events)["content"] == content
+        assert message(events)["content"] == content
     calls = [*REPLY[:4], *REPLY[5:]]
     reader = ReplyReader(FORM, {}, "")
-    message = message_of(reader.feed([i for i, _ in calls], "".join(text for _, text in calls)) + reader.finish())
-    assert message["content"] is None and len(message["tool_calls"]) == 1
+    said = message(reader.feed([i for i, _ in calls], "".join(text for _, text in calls)) + reader.finish())
+    assert said["content"] is None and len(said["tool_calls"]) == 1
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -84,9 +91,9 @@ def test_without_parallel_calls_the_first_one_alone_is_passed_on(streamed):
     reader = ReplyReader(FORM, {}, "", parallel=False)
     parts = [([i], text) for i, text in calls] if streamed else [([i for i, _ in calls], "".join(t for _, t in calls))]
     events = [event for ids, text in parts for event in reader.feed(ids, text)] + reader.finish()
-    message = message_of(events)
-    assert [json.loads(call.function.arguments) for call in message["tool_calls"]] == [{"a": 1, "b": 2}]
-    assert message["content"].split() == ["I", "add.", "and", "done"]
+    said = message(events)
+    assert [json.loads(call.function.arguments) for call in said["tool_calls"]] == [{"a": 1, "b": 2}]
+    assert said["content"].split() == ["I", "add.", "and", "done"]
 
 
 @pytest.mark.parametrize(("named", "reason"), [(False, "tool_calls"), (True, "stop")])
@@ -149,8 +156,8 @@ def test_the_response_template_of_a_checkpoint_goes_before_its_chat_template(tmp
         "reasoning_parser": "response_template",
     }
     reader = ReplyReader(ReplyForms(tokenizer, "auto", "auto").format(tools=False), {}, "")
-    message = message_of(reader.feed([9], "<thought>hm</thought>yes") + reader.finish())
-    assert (message["reasoning"], message["content"]) == ("hm", "yes")
+    said = message(reader.feed([9], "<thought>hm</thought>yes") + reader.finish())
+    assert (said["reasoning"], said["content"]) == ("hm", "yes")
 
 
 def test_calls_are_constrained_only_where_asked():

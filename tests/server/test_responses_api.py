@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from server_harness import ALPHABET, MODEL, RESPONSES, broken_off, error_of, serving_forms
 from server_harness import MARKED as TOKENS
 
-from gapless.server import responses_input
+from gapless.server.dialects.responses import input as conversation
+from gapless.server.dialects.responses.request import ResponsesRequest
 from gapless.server.protocol import parse
-from gapless.server.responses_request import ResponsesRequest
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 CITY = {
@@ -291,8 +291,8 @@ class Grown(str):
 def test_texts_that_become_one_message_are_joined_once(monkeypatch):
     systems = [{"role": "system", "content": text} for text in "abc"]
     thoughts = [{"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "t"}]}] * 3
-    monkeypatch.setattr(responses_input, "text_of", lambda content, where: Grown("t"))
-    first, second = responses_input.messages_of(None, [*systems, *thoughts])
+    monkeypatch.setattr(conversation, "text_of", lambda content, where: Grown("t"))
+    first, second = conversation.messages_of(None, [*systems, *thoughts])
     assert first == {"role": "system", "content": "t\n\nt\n\nt"}
     assert second == {"role": "assistant", "reasoning_content": "ttt", "content": ""}
 

@@ -11,11 +11,11 @@ from tokenizers import AddedToken
 
 from gapless.base.params import SamplingParams
 from gapless.engine.outputs import Delta, Logprob
+from gapless.server.dialects.responses.scores import ReplyScores
 from gapless.server.logprobs import ChatWriter
-from gapless.server.responses_items import Output
-from gapless.server.responses_scores import ReplyScores
 from gapless.text.incremental import Detokenizer
-from gapless.text.replies import ReplyForms, ReplyReader, joined
+from gapless.text.items import ItemKind, Items
+from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import Content
 from gapless.text.tokenizer import Tokenizer
 
@@ -60,28 +60,18 @@ def reader_of(tokenizer: Tokenizer, names: tuple[str, str]) -> ReplyReader | Non
     return None if form is None else ReplyReader(form, {"f": {"type": "object"}}, "")
 
 
-def items(tokenizer: Tokenizer, names: tuple[str, str], came: list[Delta]) -> list[dict[str, Any]]:
-    """The output of a response to which these deltas come."""
-    reader, output = reader_of(tokenizer, names), Output()
+def shown(tokenizer: Tokenizer, names: tuple[str, str], came: list[Delta]) -> list[tuple[str, list[Any]]]:
+    """The texts of a response to which these deltas come, with their log-probabilities."""
+    reader, items = reader_of(tokenizer, names), Items()
     stream: Any = SimpleNamespace(prompt_token_ids=[])
     scores = ReplyScores(tokenizer, SamplingParams(logprobs=0), stream, reader)
     for delta in came:
         for tokens, text in scores.split(delta):
             said = reader.feed(tokens, text) if reader else [Content(text)] * bool(text)
-            list(output.take(said, scores.of(said)))
+            items.take(said, scores.of(said))
     rest = reader.finish() if reader else []
-    list(output.take(rest, scores.of(rest, ended=True)))
-    list(output.finish("completed"))
-    return output.records
-
-
-def said(item: dict[str, Any]) -> tuple[str, list[Any]]:
-    (part,) = item["content"]
-    return part["text"], part["logprobs"]
-
-
-def shown(items: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
-    return [said(item) for item in items if item["type"] == "message"]
+    items.take(rest, scores.of(rest, ended=True))
+    return [(item.text, item.scores) for item in items if item.kind is ItemKind.TEXT]
 
 
 @pytest.mark.parametrize("marks", TOKENIZERS)
@@ -92,8 +82,8 @@ def test_scores_of_a_text_are_those_of_chat_for_its_tokens_however_it_comes(mark
         rng = random.Random(seed)
         tokens = [*tokenizer.encode("".join(rng.choices(PIECES, k=rng.randrange(1, 9)))), tokenizer.eos_token_id]
         whole = deltas(tokenizer, tokens, None)
-        texts = shown(items(tokenizer, names, whole))
-        assert shown(items(tokenizer, names, deltas(tokenizer, tokens, rng))) == texts, seed
+        texts = shown(tokenizer, names, whole)
+        assert shown(tokenizer, names, deltas(tokenizer, tokens, rng)) == texts, seed
         chat = ChatWriter(tokenizer, 0).write(tokens, whole[0].logprobs)["content"]
         found = [score for _, scores in texts for score in scores]
         places = [round(-score.logprob) for score in found]
@@ -104,21 +94,22 @@ def test_scores_of_a_text_are_those_of_chat_for_its_tokens_however_it_comes(mark
             assert [*data.replace("\n", "")] == [*text.replace("\n", "")] and len(data) <= len(text), seed
         reader = reader_of(tokenizer, names)
         if reader is not None:
-            content = joined(reader.feed(tokens, whole[0].text) + reader.finish()).content
-            assert content == "".join(text for text, _ in texts), seed
+            plain = Items()
+            plain.take(reader.feed(tokens, whole[0].text) + reader.finish())
+            assert plain.texts(ItemKind.TEXT) == "".join(text for text, _ in texts), seed
 
 
 def test_white_space_that_was_held_back_has_its_own_score():
     tokenizer = TOKENIZERS["tokens"]
     tokens = [*tokenizer.encode("ok "), tokenizer.eos_token_id]
-    ((text, scores),) = shown(items(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None)))
+    ((text, scores),) = shown(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None))
     assert text == "ok " and [score.token for score in scores] == ["o", "k", " "]
 
 
 def test_the_line_break_of_a_parser_has_no_score_of_a_mark():
     tokenizer = TOKENIZERS["tokens"]
     tokens = tokenizer.encode("a\n\n</think><b")
-    ((text, scores),) = shown(items(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None)))
+    ((text, scores),) = shown(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None))
     assert text == "a\n<b" and [score.token for score in scores] == ["a", "<", "b"]
 
 
@@ -126,5 +117,5 @@ def test_the_line_break_of_a_parser_has_no_score_of_a_mark():
 def test_a_text_that_was_thought_before_has_the_scores_of_the_answer(marks):
     tokenizer = TOKENIZERS[marks]
     tokens = tokenizer.encode("<think>think</think>think")
-    ((text, scores),) = shown(items(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None)))
+    ((text, scores),) = shown(tokenizer, ("none", "think"), deltas(tokenizer, tokens, None))
     assert text == "think" and [-score.logprob for score in scores] == list(range(len(tokens) - 5, len(tokens)))

@@ -1,24 +1,34 @@
 """The chunk that is put together from bytes made once is the one that is written field by field."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from gapless.server.sse import ChatChunks, CompletionChunks
+from gapless.base.params import SamplingParams
+from gapless.engine.outputs import Delta
+from gapless.server.dialects.chat.answer import ChatAnswer
+from gapless.server.dialects.completions import CompletionAnswer
 
-TEXTS = ["", " the", 'a "quoted" \\ line\n', "你好 \U0001f469", "%d %b 100%", "\ud7ff\x00"]
+TEXTS = ["", " the", 'a "quoted" \\ line\n', "你好 \U0001f469", '%d %b "~" 100%', "\ud7ff\x00"]
+
+
+def job(usage):
+    """A job of one choice that asks for its text alone."""
+    off = dict.fromkeys(("shows_ids", "shows_times", "shows_meta", "usage_in_each"), False)
+    call = SimpleNamespace(identity="", model='a "~" model %d')
+    return SimpleNamespace(call=call, params=SamplingParams(), readers={}, choices=[None], usage_at_end=usage, **off)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("index", [0, 7])
-@pytest.mark.parametrize("null_usage", [False, True])
-@pytest.mark.parametrize("kind", [ChatChunks, CompletionChunks])
-def test_a_plain_chunk_is_the_one_written_field_by_field(kind, null_usage, index, text):
-    chunks = kind("id-1", 17, 'a model "x" %d', null_usage)
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("kind", [lambda job: ChatAnswer(job), lambda job: CompletionAnswer(job, (), False)])
+def test_a_plain_chunk_is_the_one_written_field_by_field(kind, usage, text):
+    answer, delta = kind(job(usage)), Delta(0, text, [1])
     for _ in range(2):
-        plain = chunks.plain(index, text)
-        assert plain == chunks.text(index, text)
+        plain = answer.token(delta)
+        assert plain == answer.news(0, delta)
         event = json.loads(plain.removeprefix(b"data: "))
         (choice,) = event["choices"]
-        assert choice["index"] == index and text in (choice.get("text"), choice.get("delta", {}).get("content"))
-        assert ("usage" in event) == null_usage
+        assert choice["index"] == 0 and text in (choice.get("text"), choice.get("delta", {}).get("content"))
+        assert ("usage" in event) == usage

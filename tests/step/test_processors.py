@@ -14,8 +14,8 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH, PROCESSORS
 from gapless.kernels.tables import Adjustments, Tables
+from gapless.loop.records import StepCounts
 from gapless.loop.spec import Sizes
-from gapless.loop.steplog import Counters
 from gapless.step.processors import Processor, process
 from gapless.step.wishes import wish_words
 from gapless.testing.checksum import ChecksumModel
@@ -74,7 +74,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     assert torch.equal(slots.adjusted[0, 2], (before + 3) * 2)
 
 
-def tokens_of(kind: str, asks: dict) -> tuple[list[list[int]], Counters]:
+def tokens_of(kind: str, asks: dict) -> tuple[list[list[int]], StepCounts]:
     """Eight greedy rows, one of which may ask, in an engine that has captured what is likely."""
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(1, "eager")
     shape = Sizes(8, 32, 33, 8, 32, queue=8, slots=8)

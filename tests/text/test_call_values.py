@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gapless.text.replies import ReplyReader, joined
+from gapless.text.items import Items
+from gapless.text.replies import ReplyReader
 from gapless.text.reply_parser import ReplyFormat
 from gapless.text.reply_tables import TOOL_TABLES
 from gapless.text.schemas import meaning_of
@@ -43,9 +44,9 @@ NUMBERS = [
 def read(name, schema, text, **parameters):
     parameters = parameters or {"type": "object", "properties": {"v": schema}, **REST}
     reader = ReplyReader(ReplyFormat(TOOL_TABLES[name]), {"f": parameters})
-    return json.loads(
-        joined(reader.feed([], FORMS[name].format(text)) + reader.finish()).tool_calls[0].function.arguments
-    )
+    items = Items()
+    items.take(reader.feed([], FORMS[name].format(text)) + reader.finish())
+    return json.loads(items.calls[0].function.arguments)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -16,6 +16,13 @@ Learner = Callable[[Kernels, Tensor, Tensor, Tables], None]
 Drafter = Callable[[Kernels, Tensor, Tables], None]
 """(kernels, rows int32 [N], tables), run at the end of a step: writes DRAFTED, and drafts after the history of each row
 that may have them."""
+
+
+class Drafting(NamedTuple):
+    """A drafter of an engine, and its update after every step, if it has one."""
+
+    drafter: Drafter
+    learner: Learner | None = None
 
 
 class Head(Protocol):

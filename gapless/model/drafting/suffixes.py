@@ -14,6 +14,7 @@ from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Recall
+from gapless.model.drafting.seam import Drafting
 
 ANSWER_TOKENS = 256
 """Tokens of an answer that a table of suffixes has room for"""
@@ -30,6 +31,11 @@ class SuffixLookup:
     """Most tokens of a match"""
     asked: Recall
     table: Tensor
+
+    @classmethod
+    def make(cls, config: SpeculativeConfig, device: torch.device) -> Drafting:
+        made = cls.of(config, device)
+        return Drafting(made, made.learn if config.suffix_decoding_max_cached_requests else None)
 
     @classmethod
     def of(cls, config: SpeculativeConfig, device: torch.device) -> SuffixLookup:

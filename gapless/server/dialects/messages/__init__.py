@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp
 
-from gapless.server.chat import chat_job, chat_prompt, prompt_options
-from gapless.server.endpoint import HttpCall, json_response
-from gapless.server.generation import Job, whole_answer
-from gapless.server.messages_answer import MessageStream, whole_message
-from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.auth import Access
+from gapless.server.conversation import chat_prompt
+from gapless.server.dialects.chat import chat_job, prompt_options
+from gapless.server.dialects.messages.answer import MessageAnswer
+from gapless.server.dialects.messages.errors import ERRORS
+from gapless.server.dialects.messages.request import CountTokensRequest, MessagesRequest
+from gapless.server.endpoint import Dialect, HttpCall, RouteEntry, json_response
+from gapless.server.generation import Job
 from gapless.text.tools import bounds_nothing, check_tools
 
 
@@ -26,9 +28,7 @@ async def messages(call: HttpCall) -> ASGIApp:
     job = await chat_job(call, chat)
     job.prompt_only = request.max_tokens == 0
     _fit(job)
-    call.identity = f"msg_{secrets.token_hex(12)}"
-    asked = request.max_tokens
-    return MessageStream(job, asked) if request.stream else whole_answer(job, lambda: whole_message(job, asked))
+    return MessageAnswer(job, request.max_tokens)
 
 
 def _fit(job: Job) -> None:
@@ -51,3 +51,12 @@ async def count_tokens(call: HttpCall) -> ASGIApp:
     use = check_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     prompt = await chat_prompt(call.state, chat.messages, **prompt_options(chat, use))
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
+
+
+DIALECT = Dialect(
+    (
+        RouteEntry("/v1/messages", ("POST",), messages, Access.USER, MessagesRequest, generates=True),
+        RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, CountTokensRequest),
+    ),
+    ERRORS,
+)

@@ -6,13 +6,14 @@ Faults are named by the fields of the body, in Anthropic's spelling: `messages.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import StructuredOutputs
-from gapless.server.protocol import ChatRequest
+from gapless.server.dialects.chat.request import ChatRequest
+from gapless.server.protocol import QUESTION
 
 LEAST_BUDGET = 1_024
 """Fewest tokens of thinking that a request may ask for"""
@@ -85,6 +86,7 @@ class TranslatedChat(ChatRequest):
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
+    EXAMPLE: ClassVar[dict[str, Any]] = {"model": "MODEL", "messages": QUESTION}
     model: str
     messages: list[MessageParam]
     system: MessageContent | None = None
@@ -120,6 +122,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
+    EXAMPLE: ClassVar[dict[str, Any]] = {"model": "MODEL", "max_tokens": 32, "messages": QUESTION}
     max_tokens: int
     stop_sequences: list[str] | None = None
     temperature: float | None = None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,10 +14,10 @@ from msgspec import UNSET, UnsetType
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams, check_logprobs
 from gapless.base.structured import StructuredOutputs
+from gapless.server.dialects.responses.input import messages_of
 from gapless.server.errors import unsupported
 from gapless.server.forms import schema_form, two_forms
 from gapless.server.protocol import GenerationRequest
-from gapless.server.responses_input import messages_of
 
 LOGPROBS = "message.output_text.logprobs"
 """Supported values of `include`. Its other values name things that this server never has, and are ignored."""
@@ -62,6 +62,7 @@ class ReasoningOptions(msgspec.Struct):
 class ResponsesRequest(GenerationRequest):
     """A conversation in full: of the fields that name something stored, none may be set."""
 
+    EXAMPLE: ClassVar[dict[str, Any]] = {"input": "What is 12 + 30?", "max_output_tokens": 32}
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     tools: list[Any] | None = None
