@@ -17,6 +17,7 @@ from gapless.model.seam import Model
 from gapless.step.executor import Executor
 from gapless.step.keys import CaptureOrder, Order
 from gapless.step.outbox import Outbox
+from gapless.step.program import RowOptions
 from gapless.testing.sim import SimDevice
 
 
@@ -29,7 +30,7 @@ class Follower:
         tables = Tables(*(table.clone() for table in program.tables))
         cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
         slots = len(program.adjustments.owners) - 1
-        self._program = type(program)(model, tables, cache, program.kernels, program.outbox, slots)
+        self._program = type(program)(model, tables, cache, program.kernels, program.outbox, RowOptions(slots))
         words, rings = leader.buffers.words.numel(), (len(leader.packets.slots), len(leader.outboxes.slots))
         self.executor = Executor(device, self._program, words, *rings, leader.buffers.loads.numel())
         self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]

@@ -20,11 +20,11 @@ from gapless.device import CudaDevice, Device
 from gapless.engine.on_device import on_device
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
-from gapless.kernels.views import Filters
 from gapless.loop.loop import Loop
 from gapless.loop.spec import Sizes
 from gapless.model.seam import KVCache, StepInputs
-from gapless.step.keys import CutKey, ScoreKey
+from gapless.step.lanes.cut import EVERY_FILTERS, CutKey
+from gapless.step.lanes.score import ScoreKey
 from gapless.step.logprobs import WIDTHS
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.loops import loop_of
@@ -252,8 +252,7 @@ def capture_all(loop: Loop) -> None:
     bounds = range(1, loop.rows.tokens.shape[1] + 1)
     wanted = {graphs.decode_key(*what) for what in itertools.product(graphs.buckets, bounds)}
     lanes = {loop.launcher.leader.lanes.size(count) for count in range(1, loop.rows.size + 1)}
-    asked = [Filters(*some) for some in itertools.product((False, True), repeat=2)]
-    wanted |= {CutKey(size, filters) for size in lanes for filters in asked}
+    wanted |= {CutKey(size, filters) for size in lanes for filters in EVERY_FILTERS}
     wanted |= {ScoreKey(size, width) for size in lanes for width in WIDTHS}
     graphs.capture(tuple(key for key in wanted if key is not None and not graphs.has(key)))
     loop.log.forget()

@@ -12,7 +12,7 @@ from tapes_under_no_race import reports
 from tiers_under_no_race import FreeList, tiers_stated, watch_transfers
 
 from gapless.base import observe
-from gapless.base.params import Lane
+from gapless.base.params import SLOT_LANE
 from gapless.guard.race import RaceChecker, no_race
 from gapless.kernels.tables import Adjustments
 from gapless.loop.loop import Loop
@@ -49,7 +49,7 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     checker.register(f"{prefix}slots", slots._replace(adjusted=slots.adjusted.flatten(0, 1)), "rows")
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
-    checker.register(f"{prefix}words", executor.sent)
+    checker.register(f"{prefix}words", buffers.sent)
     checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
     if not executor.device.caps.maps_host:
@@ -71,7 +71,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
             rows = [place * count + slot for place in range(places if field == "adjusted" else 1)]
             checker.freed(f"{prefix}slots.{field}", rows)
 
-    slots = loop.rows.slots[Lane.ADJUST.value]
+    slots = loop.rows.slots[SLOT_LANE]
     slots.unused = FreeList(slots.unused, slot_freed)
     for group, pool in enumerate(loop.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")

@@ -33,7 +33,7 @@ from gapless.loop.loop import Loop
 from gapless.loop.spec import HostSizes, Sizes
 from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.pace.draft_gate import Verify
-from gapless.step.keys import AdjustKey
+from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.loops import loop_of

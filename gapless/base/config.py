@@ -22,6 +22,9 @@ DEMO_MODEL = "demo"
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_PLUG_INS = "gapless.devices"
 """Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
+LAYOUT_PLUG_INS = "gapless.layouts"
+"""Entry points of this group are further layouts of weights: the method of a checkpoint's quantization_config, and its
+`kernels.matrix.WeightLayout`."""
 MAX_DEPTH = 8
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
-from gapless.base.processors import MAX_ARGUMENTS, as_calls
+from gapless.base.processors import MAX_ARGUMENT, MAX_ARGUMENTS, as_calls
 from gapless.base.spellings import drop_default
 from gapless.base.structured import StructuredOutputs, as_form
 
@@ -32,6 +32,9 @@ MAX_THINKING = 1_000_000
 """Tokens of a thinking budget"""
 PREFIX_FUNCTION = "prefix_allowed_tokens_fn"
 MAX_N = 64
+MAX_EXTRA_ARGS = 16
+SLOT_LANE = "adjust"
+"""The lane whose rows lease slots, which have its name"""
 MAX_LOGPROBS = 20
 """Most likely tokens that a request may ask for beside the sampled one."""
 _INT32 = 2**31 - 1
@@ -52,17 +55,6 @@ class Words(Enum):
         return 2 if self is Words.LONG else 1
 
 
-class Lane(Enum):
-    """A part of a step that runs only for the rows that ask for it."""
-
-    ADJUST = "adjust"
-    """The only lane whose rows lease slots, which have its name"""
-    MASK = "mask"
-    CUT = "cut"
-    SCORE = "score"
-    PROMPT = "prompt"
-
-
 class Param(NamedTuple):
     """A sampling parameter: an entry of the registry."""
 
@@ -77,8 +69,8 @@ class Param(NamedTuple):
     """Whether `low` itself is out of range."""
     words: Words | None = None
     """How its column of the device table is typed; None when kernels do not read it."""
-    lane: Lane | None = None
-    """Device resource of a row whose value is not the default."""
+    lane: str = ""
+    """Lane of a row whose value is not the default, by its name in step/lanes"""
     wire: bool = True
     """Whether it is a field of the server's requests under this name."""
 
@@ -90,7 +82,7 @@ class Param(NamedTuple):
         """Raises RequestError naming the parameter when the value has the wrong type or is out of range."""
         if value is None and self.optional:
             return
-        if self.lane in (Lane.SCORE, Lane.PROMPT):
+        if self.lane == "score":
             check_logprobs(self.name, value)
         elif self.kind is bool and not isinstance(value, bool):
             raise RequestError(f"{self.name} must be true or false", self.name)
@@ -123,13 +115,13 @@ class SamplingParams(metaclass=_Named):
     temperature: float = param(1.0, "0 is greedy", low=0.0, high=100.0, words=Words.REAL)
     top_p: float = param(
         1.0, "keep the smallest set of best tokens whose probability reaches this; it counts what top_k leaves",
-        low=0.0, high=1.0, open_low=True, words=Words.REAL, lane=Lane.CUT,
+        low=0.0, high=1.0, open_low=True, words=Words.REAL, lane="cut",
     )  # fmt: skip
     top_k: int = param(
-        0, "keep this many best tokens; 0 or -1 keeps all", low=-1, high=_INT32, words=Words.INT, lane=Lane.CUT
+        0, "keep this many best tokens; 0 or -1 keeps all", low=-1, high=_INT32, words=Words.INT, lane="cut"
     )
     min_p: float = param(
-        0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane=Lane.CUT
+        0.0, "drop tokens less likely than this share of the best", low=0.0, high=1.0, words=Words.REAL, lane="cut"
     )
     seed: int | None = param(
         None, "random stream of this request; none draws one. If logits are equal, equal seeds give equal tokens at "
@@ -138,37 +130,40 @@ class SamplingParams(metaclass=_Named):
     )  # fmt: skip
     repetition_penalty: float = param(
         1.0, "logits of tokens in prompt or output are divided by this if positive, else multiplied",
-        low=0.01, high=100.0, words=Words.REAL, lane=Lane.ADJUST,
+        low=0.01, high=100.0, words=Words.REAL, lane="adjust",
     )  # fmt: skip
     frequency_penalty: float = param(
         0.0, "subtracted from a token's logit for every time that the output has it",
-        low=-2.0, high=2.0, words=Words.REAL, lane=Lane.ADJUST,
+        low=-2.0, high=2.0, words=Words.REAL, lane="adjust",
     )  # fmt: skip
     presence_penalty: float = param(
         0.0, "subtracted from the logits of all tokens that the output has",
-        low=-2.0, high=2.0, words=Words.REAL, lane=Lane.ADJUST,
+        low=-2.0, high=2.0, words=Words.REAL, lane="adjust",
     )  # fmt: skip
     logit_bias: Mapping[int, float] | None = param(
-        None, f"token id -> number from -100 to 100, added to its logit; at most {MAX_BIASES}", lane=Lane.ADJUST
+        None, f"token id -> number from -100 to 100, added to its logit; at most {MAX_BIASES}", lane="adjust"
     )
     allowed_token_ids: Sequence[int] | None = param(
-        None, f"the only tokens that are sampled; at most {MAX_BIASES}", lane=Lane.ADJUST
+        None, f"the only tokens that are sampled; at most {MAX_BIASES}", lane="adjust"
     )
     bad_words: Sequence[str] | None = param(
         None, f"texts whose last token is not sampled after the others, unless no other is left; at most "
-        f"{MAX_BAD_WORDS}, of {MAX_BAD_TOKENS} tokens in all", lane=Lane.ADJUST,
+        f"{MAX_BAD_WORDS}, of {MAX_BAD_TOKENS} tokens in all", lane="adjust",
     )  # fmt: skip
     structured_outputs: StructuredOutputs | None = param(
-        None, "the form that the output must have (guides/structured.md)", lane=Lane.MASK, wire=False
+        None, "the form that the output must have (guides/structured.md)", lane="mask", wire=False
     )
     logits_processors: Sequence[str | Mapping[str, Any]] | None = param(
         None, f"processors of this engine by name, or objects with the name as `qualname` and up to {MAX_ARGUMENTS} "
-        "numbers as `args` (guides/sampling.md)", lane=Lane.ADJUST,
+        "numbers as `args` (guides/sampling.md)", lane="adjust",
     )  # fmt: skip
     prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None = param(
         None, "Python function of transformers' `generate`: (0, ids of prompt and output) -> ids that may come next "
-        "(guides/sampling.md)", lane=Lane.MASK, wire=False,
+        "(guides/sampling.md)", lane="mask", wire=False,
     )  # fmt: skip
+    extra_args: Mapping[str, float] | None = param(
+        None, f"numbers by name, for lanes that were added (extend/lane.md); at most {MAX_EXTRA_ARGS}"
+    )
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")
     include_stop_str_in_output: bool = param(False, "keep the stop string in the text")
@@ -180,10 +175,10 @@ class SamplingParams(metaclass=_Named):
     detokenize: bool = param(True, "make text at all", wire=False)
     logprobs: int | None = param(
         None, "log-probability and rank of every sampled token, and of this many most likely ones, from the raw logits",
-        low=0, high=MAX_LOGPROBS, lane=Lane.SCORE, wire=False,
+        low=0, high=MAX_LOGPROBS, lane="score", wire=False,
     )  # fmt: skip
     prompt_logprobs: int | None = param(
-        None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.PROMPT
+        None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane="score"
     )
     truncate_prompt_tokens: int | None = param(
         None, "prompt tokens that are kept at most; -1 keeps as many as leave room for max_tokens, or for one more",
@@ -220,6 +215,7 @@ class SamplingParams(metaclass=_Named):
         object.__setattr__(self, "allowed_token_ids", _allowed_ids(self.allowed_token_ids))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         object.__setattr__(self, "logits_processors", as_calls(self.logits_processors))
+        object.__setattr__(self, "extra_args", _extra_args(self.extra_args))
         object.__setattr__(self, "structured_outputs", as_form(self.structured_outputs))
         self._check_form()
 
@@ -242,19 +238,19 @@ class SamplingParams(metaclass=_Named):
         by_form = self.structured_outputs is not None
         return "structured_outputs" if by_form else PREFIX_FUNCTION * (self.prefix_allowed_tokens_fn is not None)
 
-    def needs(self, lane: Lane) -> bool:
+    def needs(self, lane: str) -> bool:
         """Return whether a row with these settings is worked on in this lane. A greedy row has no filters."""
-        if lane is Lane.CUT and self.temperature == 0:
+        if lane == "cut" and self.temperature == 0:
             return False
         return bool(self._asked(lane))
 
     @property
     def leases(self) -> tuple[str, ...]:
         """Slot pools that a row with these settings leases from: such parameters, and the lane that adjusts logits."""
-        adjusts = (Lane.ADJUST.value,) if self.needs(Lane.ADJUST) else ()
+        adjusts = (SLOT_LANE,) if self.needs(SLOT_LANE) else ()
         return (*self._asked(Words.SLOT), *adjusts)
 
-    def _asked(self, kind: Lane | Words) -> list[str]:
+    def _asked(self, kind: str | Words) -> list[str]:
         """Names of the parameters of this lane, or column type, whose value is not the default."""
         settings: Any = type(self)
         return [entry.name for entry in _of(settings, kind) if getattr(self, entry.name) != entry.default]
@@ -285,7 +281,7 @@ def registry(settings: type) -> tuple[Param, ...]:
 
 
 @cache
-def _of(settings: type, kind: Lane | Words) -> tuple[Param, ...]:
+def _of(settings: type, kind: str | Words) -> tuple[Param, ...]:
     return tuple(entry for entry in registry(settings) if kind in (entry.lane, entry.words))
 
 
@@ -299,6 +295,14 @@ def columns(params: Sequence[Param], first: int) -> dict[str, int]:
         if entry.words:
             places[entry.name], first = first, first + entry.words.count
     return places
+
+
+def check_extra_args(params: SamplingParams, known: Sequence[str]) -> None:
+    """Raise RequestError for a name in `extra_args` that is not among these."""
+    for name in params.extra_args or ():
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise RequestError(f"extra_args: there is no {_short(name)}; known: {listed}", "extra_args")
 
 
 def check_logprobs(name: str, value: object) -> None:
@@ -353,6 +357,18 @@ def _biases(given: object) -> dict[int, float] | None:
         _check_real(f"the bias of token {number}", bias, -MAX_BIAS, MAX_BIAS, field="logit_bias")
         biases[number] = float(bias)
     return biases or None
+
+
+def _extra_args(given: object) -> dict[str, float] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or len(given) > MAX_EXTRA_ARGS:
+        raise RequestError(f"extra_args must map at most {MAX_EXTRA_ARGS} names to numbers", "extra_args")
+    for name, number in given.items():
+        if not isinstance(name, str):
+            raise RequestError(f"a name in extra_args must be a string, got {_short(name)}", "extra_args")
+        _check_real(f"{_short(name)} in extra_args", number, -MAX_ARGUMENT, MAX_ARGUMENT, field="extra_args")
+    return {name: float(number) for name, number in given.items()} or None
 
 
 def _allowed_ids(ids: object) -> tuple[int, ...] | None:

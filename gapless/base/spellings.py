@@ -398,7 +398,6 @@ SAMPLING: dict[str, tuple[tuple[object, ...], str]] = {
     "flat_logprobs": ((None, False), "log-probabilities are one dict a token"),
     # vLLM's RequestOutputKind: cumulative, and the end alone
     "output_kind": ((None, 0, 2), "an output has all of the text so far: cut off what was there before"),
-    "extra_args": ((None, {}), "functions of the engine's own are named by logits_processors"),
     "skip_reading_prefix_cache": ((None, False), "the prefix cache is there for all requests, or for none"),
     "logprob_token_ids": ((None,), "logprobs are those of the most likely tokens"),
     "repetition_detection": ((None,), "write repetition_penalty or frequency_penalty"),

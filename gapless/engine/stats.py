@@ -12,8 +12,8 @@ from gapless.grammar.compiler import GrammarCounts
 from gapless.loop.records import MaskCounts, StepCounts
 from gapless.loop.timeline import DeviceTimes, HostTimes, StepSizes
 from gapless.memory.pages import PageCounts
-from gapless.offload.below import LowerCounts
 from gapless.offload.copies import HostCounts
+from gapless.offload.lower import LowerCounts
 from gapless.pace.draft_gate import DraftCounts
 from gapless.plan.queue import QueueCounts
 

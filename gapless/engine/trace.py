@@ -29,8 +29,8 @@ TraceEvent = dict[str, Any]
 
 ENGINE, REQUESTS = 1, 2
 HOST_LANE, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
-LANES = {HOST_LANE: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
-LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
+TRACKS = {HOST_LANE: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
+TRACKS |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
 """Most arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in
 between."""
@@ -101,7 +101,7 @@ def _groups(steps: StepTable) -> dict[tuple[int, ...], int]:
 
 def _names(recording: Recording) -> Iterator[TraceEvent]:
     yield _name("process_name", ENGINE, 0, "engine")
-    for tid, lane in LANES.items():
+    for tid, lane in TRACKS.items():
         yield _name("thread_name", ENGINE, tid, lane)
         yield {**_name("thread_sort_index", ENGINE, tid, ""), "args": {"sort_index": tid}}
     yield _name("process_name", REQUESTS, 0, "requests")

@@ -15,6 +15,9 @@ from gapless.base.params import MAX_BAD_TOKENS, MAX_BIASES
 from gapless.kernels import layout as L
 from gapless.kernels.tables import Adjustments, Tables
 
+PENALTIES = tuple([L.PARAM_OF[f"{name}_penalty"] for name in ("repetition", "frequency", "presence")])
+"""Columns of `params`"""
+
 
 class _Rows(NamedTuple):
     """The listed rows' lines of the tables, F rows."""
@@ -79,9 +82,7 @@ def _biased(x: Tensor, wishes: Tensor) -> Tensor:
 
 
 def _penalized(x: Tensor, counts: Tensor, params: Tensor) -> Tensor:
-    repetition, frequency, presence = (
-        params[:, column : column + 1].view(torch.float32) for column in (L.REPETITION, L.FREQUENCY, L.PRESENCE)
-    )
+    repetition, frequency, presence = (params[:, column : column + 1].view(torch.float32) for column in PENALTIES)
     output = counts & (L.IN_PROMPT - 1)
     x = torch.where(counts > 0, torch.where(x > 0, x / repetition, x * repetition), x)
     return x - frequency * output - presence * (output > 0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gapless.base.params import MAX_BIASES
 from gapless.kernels import layout as L
+from gapless.kernels.adjust import PENALTIES
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import COUNTED_TILE
 from gapless.kernels.unpack import unpacked
@@ -22,7 +23,7 @@ from gapless.kernels.unpack import unpacked
 _STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
 _SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
 _DRAFTED = tl.constexpr(L.DRAFTED)
-_REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(L.REPETITION), tl.constexpr(L.FREQUENCY), tl.constexpr(L.PRESENCE)
+_REPETITION, _FREQUENCY, _PRESENCE = map(tl.constexpr, PENALTIES)
 _BIASES, _ALLOWED, _BAD_WORDS = tl.constexpr(L.BIASES), tl.constexpr(L.ALLOWED), tl.constexpr(L.BAD_WORDS)
 _OUTPUT, _WISHES, _LIST = tl.constexpr(L.OUTPUT), tl.constexpr(L.WISHES), tl.constexpr(MAX_BIASES)
 _PROCESSORS = tl.constexpr(L.PROCESSORS)

@@ -12,11 +12,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapless.base.config import LAYOUT_PLUG_INS
 from gapless.base.plug_ins import load
 from gapless.kernels.linear import TorchLinear
-
-LAYOUTS = "gapless.layouts"
-"""Group of entry points: the method of a config.json's quantization_config, and its `WeightLayout`"""
 
 
 class Linear(Protocol):
@@ -69,7 +67,7 @@ class Matrix(NamedTuple):
 
 def layout_named(name: str) -> WeightLayout:
     """Return the layout of this name. Raises ConfigError for a plug-in that cannot be imported."""
-    found: WeightLayout = DENSE if name == DENSE.name else load(LAYOUTS, name, "quantization_config")
+    found: WeightLayout = DENSE if name == DENSE.name else load(LAYOUT_PLUG_INS, name, "quantization_config")
     return found
 
 

@@ -113,7 +113,7 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> TakenT
     active = line[:, L.ACTIVE].bool()
     places = line[:, L.LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     there = (tokens >= 0) & (line[:, L.LATE, None] == 0)
-    stops = there & (params[:, None, L.STOP_IDS :] == tokens[:, :, None]).any(-1)
+    stops = there & (params[:, None, L.STOP_IDS : L.FIRST_PARAM] == tokens[:, :, None]).any(-1)
     full = there & (places >= params[:, L.MAX_LEN, None])
     goes_on = there & ~stops & ~full
     # The first is taken if there is one, every other one if all to its left continue.

@@ -175,7 +175,7 @@ def _allowed(
 
     The rows int32 [N] have `masks` [rows, P, words], each at its place, or all at the first.
     """
-    vocab, stops = logits.shape[1], params[:, L.STOP_IDS :]
+    vocab, stops = logits.shape[1], params[:, L.STOP_IDS : L.FIRST_PARAM]
     early = state[:, L.LENGTH : L.LENGTH + 1] + 1 <= params[:, L.MIN_LEN : L.MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.

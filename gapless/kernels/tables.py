@@ -20,7 +20,7 @@ class Tables(NamedTuple):
 
     `state` [rows, STATE_COLUMNS]: generation, active, length (tokens known to the device), computed (tokens with KV),
     whether the mask of the next token is late, the length with drafts, the lowest logit (bits of a float32) and, among
-    tokens with it, the highest id that may be drawn. `params` [rows, PARAM_COLUMNS]: bounds, sampling settings, stop
+    tokens with it, the highest id that may be drawn. `params` [rows, PARAM_COLUMNS]: bounds, stop
     ids (padded with NO_TOKEN). `history` [rows, max_len]: token ids. `pages` [rows, groups * max_pages]: the page
     table, one part a page group. `masks` [rows, P, mask_words]: the allowed tokens, next and after each draft, of a
     MASKED row that is not LATE.

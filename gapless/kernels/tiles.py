@@ -1,4 +1,4 @@
-"""Tiles of kernels on a GPU, as data: one pure function of what is computed and of the GPU.
+"""Tiles of kernels on a GPU, as data: one pure function of a computation and a GPU.
 
 Nothing is measured at run time: a captured step must not depend on when it was warmed.
 """
@@ -29,7 +29,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Tiled(Protocol[T_co]):
-    """What a kernel computes, as far as its tiles depend on it. Hashable, and equal to none of another class."""
+    """The computation of a kernel, as far as its tiles depend on it. Hashable, and equal to none of another class."""
 
     def tiles(self, arch: Arch) -> T_co: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.base.params import Lane
+from gapless.base.params import SLOT_LANE
 from gapless.base.part import Part
 from gapless.device import Caps, Device
 from gapless.kernels.choose import choose
@@ -38,11 +38,11 @@ from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader
 from gapless.step.executor import Executor
 from gapless.step.graphs import GOING_ON, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
-from gapless.step.lanes import Lanes
 from gapless.step.launcher import Launcher
+from gapless.step.listing import Lanes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
-from gapless.step.program import StepProgram
+from gapless.step.program import RowOptions, StepProgram
 
 AHEAD = 16
 """[steps] Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
@@ -92,7 +92,7 @@ def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group.rule) for group in model.groups()]
     index = PrefixIndex(PrefixHasher(spec.model_name, sizes.page_size), pools) if spec.prefix_caching else None
     rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
-    rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
+    rows.slots[SLOT_LANE] = Slots(sizes.slots, ledger)
     limits_chunks = spec.bounds_stalls or spec.max_itl_ns or spec.controllers.chunk_limit is not ChunkLimit
     chunk_limit = spec.controllers.chunk_limit(spec.max_itl_ns) if limits_chunks else None
     limits = _limits(spec, extents, chunk_limit)
@@ -127,7 +127,8 @@ def _program(device: Device, model: Model, spec: LoopSpec, extents: Extents) -> 
     cache = model.new_cache(sizes.pages, sizes.page_size, at)
     outbox = OutboxShape(extents.most_rows, sizes.step_tokens, extents.width)
     kernels = spec.kernels or choose(device.caps.kernels)
-    return spec.program(model, tables, cache, kernels, outbox, sizes.slots, spec.speculation, spec.processors)
+    options = RowOptions(sizes.slots, spec.speculation, spec.processors)
+    return spec.program(model, tables, cache, kernels, outbox, options)
 
 
 def _launcher(
@@ -166,8 +167,8 @@ def _masks(launcher: Launcher, rows: RowTable, spec: LoopSpec) -> Masks | None:
     shared = not executor.device.caps.own_memory or program.kernels.stores_on_host
     if not shared or spec.follow is not None or spec.program.width > 1:
         return None
-    threads = None if spec.mask_polls is None else mask_threads.start(executor.mail, spec.mask_polls)
-    return Masks(executor.device, executor.mail, rows, threads)
+    threads = None if spec.mask_polls is None else mask_threads.start(executor.buffers.mail, spec.mask_polls)
+    return Masks(executor.device, executor.buffers.mail, rows, threads)
 
 
 def _host_tier(

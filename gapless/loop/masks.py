@@ -132,7 +132,7 @@ class Masks(Part):
 
     def launched(self, flight: Flight) -> None:
         """Answer the tokens of a launched step once it has ended."""
-        if flight.decision.key.mask:
+        if flight.decision.replies:
             self._follow_step(flight.ended)
 
     def _follow_step(self, step: Fence) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gapless.base.errors import GaplessError, RequestError
+from gapless.base.params import check_extra_args
 from gapless.base.part import Hooks, Part
 from gapless.base.records import Request, StepPlan
 from gapless.loop.steplog import StepLog
@@ -10,6 +11,7 @@ from gapless.memory.rows import RowTable
 from gapless.plan.planner import Planner
 from gapless.plan.room import check_fits
 from gapless.plan.row import RowSpec
+from gapless.step import lanes
 from gapless.step.wishes import wish_words
 
 
@@ -24,6 +26,7 @@ class Unserved(Part):
         name = request.params.masked_by
         if name and not self._masks:
             raise RequestError(f"{name}: this engine's device shares no memory with the host; leave it out", name)
+        check_extra_args(request.params, [name for lane in lanes.LANES for name in lane.reads])
         if request.adapter and not self._adapters:
             raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")
         return request
@@ -68,7 +71,7 @@ class Requests(dict[int, Request]):
         return RowSpec(
             request.key, len(request.tokens), request.max_len, request.priority, self._arrivals, request.salt,
             request.adapter, (*leases, request.adapter) if request.adapter else leases,
-            fill=len(wish_words(request)) if leases else 0,
+            fill=wish_words(request),
             to_score=0 if params.prompt_logprobs is None else len(request.tokens) - 1,
             sends_past=bool(leases) or (self._speculates and request.most_drafts > 0),
             held=bool(params.masked_by),

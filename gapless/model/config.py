@@ -6,24 +6,19 @@ Everything wrong in them is one CheckpointError that names the file and the fiel
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gapless.base.config import DEMO_MODEL, EngineConfig
+from gapless.base.config import DEMO_MODEL, LAYOUT_PLUG_INS, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
+from gapless.base.plug_ins import plug_ins
+from gapless.model.families import MODEL_FAMILIES, Family, architectures, family_of
 from gapless.model.fields import Fields, Heard, says_nothing
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS, MUST_BE_TRUE, OTHER_FORWARD
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": ("llama",),
-    "Qwen2ForCausalLM": ("qwen2",),
-    "Qwen3ForCausalLM": ("qwen3",),
-    "MiMoForCausalLM": ("mimo", "qwen2"),
-}
-"""Values of a config's model_type, by architecture"""
-ARCHITECTURES = tuple(MODEL_TYPES)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -131,12 +126,13 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
     return engine.max_model_len
 
 
-def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
-    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
-    CheckpointError naming the file and the field."""
+def read_model_config(directory: Path, known: Collection[str] = ()) -> ModelConfig:
+    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures, by default
+    of any family. Raises CheckpointError naming the file and the field."""
     fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
-    architecture = _architecture(fields, architectures)
-    _refuse_unsupported(fields, architecture)
+    architecture = _architecture(fields, known)
+    family = family_of(architecture)
+    _refuse_unsupported(fields, architecture, family)
     generation, sizes = generation_fields(directory, fields), _sizes(fields, architecture)
     return ModelConfig(
         architecture=architecture,
@@ -144,8 +140,8 @@ def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITEC
         norm_eps=fields.real("rms_norm_eps", 1e-6, above=0.0),
         rope=_rope(fields),
         dtype=_dtype(fields),
-        tied=fields.flag("tie_word_embeddings", False),
-        **_family(fields, architecture),
+        layout=_layout(fields),
+        **{"tied": fields.flag("tie_word_embeddings", False), **family.flags(fields)},
         eos_token_ids=read_end_tokens(generation, fields, sizes["vocab_size"]),
         default_sampling=read_sampling(generation, sizes["max_position_embeddings"]),
         files=(fields,) if generation is fields else (fields, generation),
@@ -178,39 +174,54 @@ def _drafter_dir(name: str) -> Path:
         raise ConfigError(f"speculative_config.{error}") from error
 
 
-def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
+def _architecture(fields: Fields, known: Collection[str]) -> str:
     names, kind = fields.get("architectures"), fields.get("model_type")
-    if not isinstance(names, list) or not names or names[0] not in known:
-        rule = f"must be one of {', '.join(known)} (the manual's page Models says which models are served)"
+    ours = known or MODEL_FAMILIES
+    if (
+        not isinstance(names, list)
+        or not names
+        or (names[0] not in ours and (known or names[0] not in architectures()))
+    ):
+        names_of = ", ".join(known or architectures())
+        rule = f"must be one of {names_of} (the manual's page Models says which models are served)"
         raise fields.error("architectures", rule, names)
     if names[1:]:
         fields.unused("architectures", "the first one counts")
-    kinds = MODEL_TYPES.get(names[0], (kind,))
-    if kind not in (None, *kinds):
+    kinds = family_of(names[0]).model_types
+    if kinds and kind not in (None, *kinds):
         raise fields.error("model_type", f"must be {' or '.join(map(repr, kinds))}, as architectures says {names[0]}")
     return str(names[0])
 
 
-def _refuse_unsupported(fields: Fields, architecture: str) -> None:
+def _refuse_unsupported(fields: Fields, architecture: str, family: Family) -> None:
     if fields.get("auto_map") and architecture != "MiMoForCausalLM":  # a Qwen2 that transformers does not name
         raise CheckpointError(
             f"{fields.path}: auto_map asks for code from the model directory, which is never run; "
             "remove the field if the architecture is a plain one"
         )
-    if fields.get("quantization_config") is not None:
-        raise CheckpointError(
-            f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
-            "use the bfloat16, float16 or float32 one"
-        )
-    if fields.text("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
-        raise fields.error("hidden_act", "must be 'silu'")
+    if fields.text("hidden_act", family.activations[0]) not in family.activations:
+        raise fields.error("hidden_act", f"must be {family.activations[0]!r}")
     for name, neutral in OTHER_FORWARD.items():
-        if not says_nothing(value := fields.get(name)) and value not in neutral:
+        if name not in family.reads and not says_nothing(value := fields.get(name)) and value not in neutral:
             raise fields.error(name, f"changes what the model computes, as {architecture} here does not: leave it out")
     for name in MUST_BE_TRUE:
         if not fields.flag(name, True):
             raise fields.error(name, "must be true: only decoders are supported")
     _refuse_sliding_window(fields, architecture)
+
+
+def _layout(fields: Fields) -> str:
+    """Return the layout of a layer's weights. Raises CheckpointError for one that neither we nor a plug-in has."""
+    asked = fields.get("quantization_config")
+    if asked is None:
+        return "dense"
+    method = asked.get("quant_method") if isinstance(asked, dict) else None
+    if method not in plug_ins(LAYOUT_PLUG_INS):
+        raise CheckpointError(
+            f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
+            "use the bfloat16, float16 or float32 one"
+        )
+    return str(method)
 
 
 def _refuse_sliding_window(fields: Fields, architecture: str) -> None:
@@ -245,15 +256,6 @@ def _sizes(fields: Fields, architecture: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": fields.whole("max_position_embeddings"),
     }
-
-
-def _family(fields: Fields, architecture: str) -> dict[str, Any]:
-    if architecture in ("Qwen2ForCausalLM", "MiMoForCausalLM"):
-        return {"qkv_bias": True}
-    bias = fields.flag("attention_bias", False)
-    if architecture == "Qwen3ForCausalLM":
-        return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True}
-    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": fields.flag("mlp_bias", False)}
 
 
 def _dtype(fields: Fields) -> str:

@@ -19,6 +19,7 @@ from gapless.model.drafting.draft_model import DraftModel, PageShare
 from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
+from gapless.model.families import family_of
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
@@ -46,7 +47,9 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
-    return DenseModel(model, params, length, kernels, tables, spare)
+    make = family_of(model.architecture).model or DenseModel
+    made: DenseModel = make(model, params, length, kernels, tables, spare)
+    return made
 
 
 def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype) -> ModelConfig:
@@ -61,9 +64,15 @@ def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelC
         announce("making dummy weights")
         fill_dummy(params, config.base_seed)
     else:
-        unused = of_mtp_layers(tensor_names(directory))
-        load_weights(directory, slots(model, params), unused)
+        read_params(params, directory, model)
     return params
+
+
+def read_params(params: Params, directory: Path, model: ModelConfig) -> None:
+    """Fill `params` from a checkpoint. Raises CheckpointError naming the file and the tensor."""
+    load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)))
+    if (changed := family_of(model.architecture).loaded) is not None:
+        changed(params)
 
 
 def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
@@ -98,7 +107,8 @@ def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> Dra
     small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
     params = _filled(allocate(small, model.dtype, device), config, directory, small)
     share = PageShare.of(model.config, small)
-    draft = DenseModel(small, params, model.max_model_len, model.kernels, first_layer=share.first)
+    make = family_of(small.architecture).model or DenseModel
+    draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)
     return DraftModel(draft, model, model.kernels, share.view)
 
 

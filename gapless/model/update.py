@@ -17,10 +17,10 @@ from gapless.base.errors import CheckpointError
 from gapless.kernels.matrix import dense, refill
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
-from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.fingerprint import digest_of
-from gapless.model.params import MODULES, Params, allocate, slots
-from gapless.model.weights import load_weights, own_head, tensor_names
+from gapless.model.loader import read_params
+from gapless.model.params import MODULES, Params, allocate
+from gapless.model.weights import own_head
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "files")
 """Fields of a config that may differ: these stay as they were at the start."""
@@ -48,7 +48,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
             )
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
-    load_weights(directory, slots(config, params), of_mtp_layers(tensor_names(directory)))
+    read_params(params, directory, config)
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)

@@ -26,9 +26,9 @@ from gapless.model.params import slots as slots_of
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-ID_BYTES = {"I64": 8}
-"""The dtype of tensors that hold token ids"""
-ALL_BYTES = BYTES | ID_BYTES
+WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
+"""Numbers of token ids and of packed weights, which are not cast"""
+ALL_BYTES = BYTES | {name: dtype.itemsize for dtype, name in WHOLE.items()}
 MAX_FILE_HEADER_BYTES = 100_000_000
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 8_192
@@ -258,7 +258,8 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, torch.
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
             "does config.json belong to these weights?"
         )
-    known = BYTES if slots[tensor].is_floating_point() else ID_BYTES
+    slot = slots[tensor]
+    known = (*BYTES,) if slot.is_floating_point() else (WHOLE[slot.dtype],)
     if entry.dtype not in known:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(known)}")
     wanted = shape_of(tensor, slots[tensor])

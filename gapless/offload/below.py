@@ -6,79 +6,24 @@ its slot can be reused at once, and a new process finds it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.offload.copies import GroupCopies, Lease, PageCopy
+from gapless.offload.lower import JOB_PAGES, LowerCounts, LowerTier, most_stored
 from gapless.offload.search import Search
-from gapless.offload.tiers.peer import PeerWorker
-from gapless.offload.tiers.seam import JobEnd, TierAnswer, TierPage, TierRelease, key_of
+from gapless.offload.tiers.seam import JobEnd, PeerExchange, TierAnswer, TierPage, TierRelease, key_of
 from gapless.offload.tiers.worker import TierWorker
-from gapless.pace.load_gate import PAGE_WEIGHT, LoadGate
-from gapless.pace.mean import Mean
+from gapless.pace.load_gate import LoadGate
 
 LOOKUP_NS = 50_000_000
 """[ns] Time limit for a tier's answer; a page without an answer counts as missing."""
 CLAIM_NS = 10_000_000_000
 """Time limit for a peer to compute claimed pages, and again to load them."""
-JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
-"""[pages, bytes, ns] Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers
-no question during a job."""
 LEASE_NS = 5_000_000_000
 """Unread borrowed pages are returned after this time: half of the longest lease that a peer gives."""
-MOST_WAITING = 8192
-"""[pages] Most copies waiting for their store to one tier; they hold no slot."""
-BRAKE_SECONDS = 4.0
-"""[s] Longest queue of stores, by time; further copies are dropped."""
-
-
-@dataclass
-class LowerCounts:
-    """Pages of one tier: its room and queues now, and counts since the start."""
-
-    used_bytes: int = 0
-    """Bytes of its pages; 0 if unknown"""
-    size_bytes: int = 0
-    loading: int = 0
-    """Pages under loads for requests"""
-    quarantined: int = 0
-    """Pages of abandoned loads: their slots are not reused until the tier has ended the load"""
-    storing: int = 0
-    waiting: int = 0
-    """Pages waiting for their store"""
-    hits: int = 0
-    """Found for requests"""
-    missed: int = 0
-    """Missing for requests"""
-    stored: int = 0
-    loaded: int = 0
-    """Loaded into slots of the host tier, or lent"""
-    lent: int = 0
-    """Lent by a peer, and read in its memory; also counted as loaded"""
-    failed: int = 0
-    """Loads with a page that the tier could not read"""
-    cancelled: int = 0
-    """Late loads that ended before their last page: nothing failed"""
-    refused: int = 0
-    """Loaded, with a checksum other than the stored one"""
-    late: int = 0
-    """Requests that stopped waiting for an answer or a load"""
-    dropped_busy: int = 0
-    """Pages not stored: too many waited"""
-    dropped_slow: int = 0
-    """Pages not stored: the queue would have taken too long"""
-    dropped_gone: int = 0
-    """Pages not stored: the host tier had reused the copy's slot"""
-    dropped_failed: int = 0
-    """Pages not stored: the tier failed"""
-    read_bytes: int = 0
-    written_bytes: int = 0
-    read_ns: int = 0
-    """Time of load jobs"""
-    written_ns: int = 0
 
 
 class LowerJob(NamedTuple):
@@ -99,11 +44,9 @@ class LowerTiers:
         self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
         late_ns: int, lookup_ns: int, gate: LoadGate,
     ) -> None:  # fmt: skip
-        """`lines` take the orders and return the results of one tier each, without waiting. `slot` returns the memory
-        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` takes in the times of
-        loads."""
-        self.lines: Sequence[TierWorker] = lines
-        self.counts = [LowerCounts() for _ in lines]
+        """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`.
+        `gate` takes in the times of loads."""
+        self.tiers = [LowerTier(line) for line in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
         self._late_ns, self._lookup_ns = late_ns, lookup_ns
         self._page_bytes = len(slot(0, 0))
@@ -118,36 +61,31 @@ class LowerTiers:
         """Leases from peers, by the number of the job"""
         self._coming: dict[bytes, int] = {}
         """Number of the running load of each key"""
-        self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
-        """Copies to store, and names of requests whose end follows all stores before"""
-        self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerWorker)}
-        self._giving = [place for place, line in self._peers.items() if line.gives]
-        self._storing = [0 for _ in lines]
-        """Copies under stores to each tier"""
-        self._page_seconds = [Mean(PAGE_WEIGHT) for _ in lines]
-        """Time to store a page"""
-        self._latest_ns = [[0.0, 0.0] for _ in lines]
-        """Time of a page in the latest store and the latest load that moved any"""
+
+    @property
+    def counts(self) -> list[LowerCounts]:
+        """Return the counts of each tier."""
+        return [tier.counts for tier in self.tiers]
 
     # For requests.
 
     def ask(self, pages: Sequence[tuple[GroupCopies, bytes]], transfer: KVTransfer = NO_TRANSFER) -> Search:
         """Ask every tier for the pages of these groups and digests."""
-        search = Search(bool(transfer.claim and self._peers))
+        search = Search(bool(transfer.claim and any([tier.exchange for tier in self.tiers])))
         patience = CLAIM_NS if search.claims else self._lookup_ns
         search.late_at = self._clock() + patience
         keys = [key_of(group.number, digest) for group, digest in pages]
-        for place, line in enumerate(self.lines):
+        for place, tier in enumerate(self.tiers):
             number = self._wait(search, place)
             self._asked[number] = pages
-            line.ask(number, keys, (patience if place in self._peers else self._lookup_ns) / 1e9, transfer)
+            tier.line.ask(number, keys, (patience if tier.exchange else self._lookup_ns) / 1e9, transfer)
         return search
 
     def waits(self, search: Search) -> bool:
         """Return whether a request should still wait."""
         if search.open and self._clock() >= search.late_at:
             for place in set(search.open.values()):
-                self.counts[place].late += 1
+                self.tiers[place].counts.late += 1
             search.open = {}
             search.failed()
         return bool(search.open)
@@ -175,7 +113,7 @@ class LowerTiers:
                 if (lease := self.leases.get(job)) is not None:
                     search.hold(lease)
             elif digest not in group.copies and (place := search.found.get(key)) is not None:
-                if search.borrows and place in self._peers:
+                if search.borrows and self.tiers[place].exchange:
                     wanted.setdefault(place, []).append((group, digest))
                 elif (new := group.take(digest)) is None:
                     break
@@ -195,10 +133,9 @@ class LowerTiers:
 
     def _job_pages(self, place: int, loads: bool) -> int:
         """Return the most pages of a tier's next job."""
-        mean_ns = self._gate.page_ns(place) if loads else 1e9 * self._page_seconds[place].value
-        latest_ns, least = self._latest_ns[place][loads], JOB_BYTES // self._page_bytes
-        fast = int(JOB_NS / max(latest_ns, mean_ns)) if latest_ns else 0
-        return max(1, min(JOB_PAGES, max(least, fast)))
+        tier = self.tiers[place]
+        mean_ns = self._gate.page_ns(place) if loads else 1e9 * tier.page_seconds.value
+        return tier.job_pages(loads, mean_ns, self._page_bytes)
 
     def _patience(self, search: Search) -> int:
         return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
@@ -206,20 +143,22 @@ class LowerTiers:
     def load(self, search: Search, place: int, copies: list[PageCopy]) -> None:
         """Order a tier to fill these copies; the search waits for it."""
         number = self._begin_load(search, place, copies)
-        self.lines[place].load(number, self._pages(copies), self._patience(search) / 1e9)
+        self.tiers[place].line.load(number, self._pages(copies), self._patience(search) / 1e9)
 
     def borrow(self, search: Search, place: int, pages: Sequence[tuple[GroupCopies, bytes]]) -> None:
         """Ask a peer to lend these pages; the search waits for it."""
+        exchange = self.tiers[place].exchange
+        assert exchange is not None
 
-        def give_back() -> None:
+        def give_back(peer: PeerExchange = exchange) -> None:
             del self.leases[number]
-            line.give_back(number)
+            peer.give_back(number)
 
-        line, lease = self._peers[place], Lease(give_back, self._clock() + LEASE_NS)
+        lease = Lease(give_back, self._clock() + LEASE_NS)
         number = self._begin_load(search, place, [group.borrow(digest, lease) for group, digest in pages])
         self.leases[number] = lease
         search.hold(lease)
-        line.borrow(number, [copy.key for copy in lease.copies], self._patience(search) / 1e9)
+        exchange.borrow(number, [copy.key for copy in lease.copies], self._patience(search) / 1e9)
 
     def _begin_load(self, search: Search, place: int, copies: list[PageCopy]) -> int:
         number = self._wait(search, place)
@@ -246,53 +185,48 @@ class LowerTiers:
 
     def least_ns(self, pages: int) -> float:
         """Return the fastest tier's time to load this many pages."""
-        return pages * min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
+        return pages * min([self._gate.page_ns(place) for place in range(len(self.tiers))], default=0.0)
 
     # For the host tier.
 
     def offer(self, copy: PageCopy) -> None:
         """Offer a complete copy to every tier that keeps up."""
-        for place in range(len(self.lines)):
-            if place not in self._peers or place in self._giving:
-                self._offer(place, copy)
-
-    def _offer(self, place: int, copy: PageCopy) -> None:
-        fresh, counts = self._fresh[place], self.counts[place]
-        if len(fresh) >= MOST_WAITING:
-            counts.dropped_busy += 1
-        elif len(fresh) * self._page_seconds[place].value > BRAKE_SECONDS:
-            counts.dropped_slow += 1
-        else:
-            fresh.append(copy)
+        for tier in self.tiers:
+            if tier.exchange is None or tier.gives:
+                tier.offer(copy)
 
     def begin(self, name: str) -> None:
         """Announce a request whose pages peers may take."""
-        for place in self._giving:
-            self._peers[place].begin(name)
+        for exchange in self._giving().values():
+            exchange.begin(name)
 
     def give(self, copy: PageCopy) -> None:
         """Offer this copy, perhaps an old one, to peers."""
-        for place in self._giving:
-            self._offer(place, copy)
+        for place in self._giving():
+            self.tiers[place].offer(copy)
 
     def end(self, name: str, whole: bool) -> None:
         """End the offers of a request; if `whole`, peers wait for the ones made."""
-        for place in self._giving:
+        for place, exchange in self._giving().items():
             if whole:
-                self._fresh[place].append(name)
+                self.tiers[place].fresh.append(name)
                 self._send(place)
             else:
-                self._peers[place].end(name, False)
+                exchange.end(name, False)
+
+    def _giving(self) -> dict[int, PeerExchange]:
+        """Return the ways to peers that may take pages here, by tier."""
+        return {place: tier.exchange for place, tier in enumerate(self.tiers) if tier.exchange and tier.gives}
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Mark pages as used: the host tier serves them itself."""
-        for line in self.lines:
-            line.touch(keys)
+        for tier in self.tiers:
+            tier.line.touch(keys)
 
     def drop(self, key: bytes) -> None:
         """Drop a page with doubtful contents from every tier, running jobs included."""
-        for line in self.lines:
-            line.drop([key])
+        for tier in self.tiers:
+            tier.line.drop([key])
         for job in self.jobs.values():
             job.doubted.add(key)
 
@@ -301,19 +235,19 @@ class LowerTiers:
     @property
     def gives(self) -> bool:
         """Return whether peers may take pages here, and so wait for stores."""
-        return bool(self._giving)
+        return any([tier.gives for tier in self.tiers])
 
     @property
     def has_news(self) -> bool:
-        return any([line.has_news for line in self.lines])
+        return any([tier.line.has_news for tier in self.tiers])
 
     def poll(self) -> bool:
         """Take in news, and send the next stores. Returns whether there were news."""
         came = False
         for lease in [lease for lease in self.leases.values() if self._clock() > lease.late_at]:
             lease.end()
-        for place, line in enumerate(self.lines):
-            for news in line.take():
+        for place, tier in enumerate(self.tiers):
+            for news in tier.line.take():
                 came = True
                 if isinstance(news, TierAnswer):
                     self._answered(place, news)
@@ -326,29 +260,31 @@ class LowerTiers:
 
     def _send(self, place: int, all_of_it: bool = False) -> None:
         """Send the next stores, within the slots that stores may hold, or all."""
-        fresh = self._fresh[place]
+        tier = self.tiers[place]
+        fresh = tier.fresh
         while fresh:
             if isinstance(first := fresh[0], str):
-                self._peers[place].end(first, True)
+                assert tier.exchange is not None
+                tier.exchange.end(first, True)
                 fresh.popleft()
-            elif all_of_it or self._storing[place] < most_stored(first.group):
+            elif all_of_it or tier.storing < most_stored(first.group):
                 self.store(place)
             else:
                 break
 
     def report(self) -> tuple[LowerCounts, ...]:
         """Return the counts of each tier, with its present loads and stores."""
-        loading, quarantined = [0 for _ in self.lines], [0 for _ in self.lines]
+        loading, quarantined = [0 for _ in self.tiers], [0 for _ in self.tiers]
         for number, job in self.jobs.items():
             if job.loads:
                 waits = any([number in search.open for search in self._waiting[number]])
                 (loading if waits else quarantined)[job.place] += len(job.copies)
         found = []
-        for place, line in enumerate(self.lines):
-            used, size = line.room()
+        for place, tier in enumerate(self.tiers):
+            used, size = tier.line.room()
             found.append(replace(
-                self.counts[place], used_bytes=used, size_bytes=size, loading=loading[place],
-                quarantined=quarantined[place], storing=self._storing[place], waiting=len(self._fresh[place]),
+                tier.counts, used_bytes=used, size_bytes=size, loading=loading[place],
+                quarantined=quarantined[place], storing=tier.storing, waiting=len(tier.fresh),
             ))  # fmt: skip
         return tuple(found)
 
@@ -367,7 +303,7 @@ class LowerTiers:
 
     def flush(self) -> None:
         """Send all waiting stores: the loop has ended, and takes no slot any more."""
-        for place in range(len(self.lines)):
+        for place in range(len(self.tiers)):
             self._send(place, all_of_it=True)
 
     def _answered(self, place: int, answer: TierAnswer) -> None:
@@ -381,14 +317,14 @@ class LowerTiers:
             for group, digest in hits:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
-            whole = search.claims and search.borrows and place in self._peers and all(answer.hits)
+            whole = search.claims and search.borrows and bool(self.tiers[place].exchange) and all(answer.hits)
             if answer.open or whole:  # otherwise the planner chooses
                 self._fetch_early(search, new)
                 search.again = whole and not answer.open and not any([one.pool.rule.window for one, _ in pages])
             if not answer.open:
                 del search.open[answer.number]
-                self.counts[place].hits += len(hits)
-                self.counts[place].missed += len(pages) - len(hits)
+                self.tiers[place].counts.hits += len(hits)
+                self.tiers[place].counts.missed += len(pages) - len(hits)
         if not answer.open:
             del self._asked[answer.number], self._waiting[answer.number]
 
@@ -414,7 +350,7 @@ class LowerTiers:
             for copy, slot in zip(job.copies, end.places, strict=False):
                 copy.slot = slot
         elif end.nbytes:
-            self._latest_ns[place][job.loads] = 1e9 * end.seconds * self._page_bytes / end.nbytes
+            self.tiers[place].latest_ns[job.loads] = 1e9 * end.seconds * self._page_bytes / end.nbytes
         if job.loads:
             self.loaded(place, job, end)
         else:
@@ -438,7 +374,8 @@ class LowerTiers:
 
     def loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """Take in loaded pages as copies, unless doubted meanwhile; the rest is no longer found."""
-        counts, good = self.counts[place], len(end.checksums)
+        tier, good = self.tiers[place], len(end.checksums)
+        counts = tier.counts
         for checksum, copy in zip(end.checksums, job.copies, strict=False):
             if not copy.gone:
                 copy.checksum = checksum
@@ -454,45 +391,42 @@ class LowerTiers:
         counts.read_ns += round(1e9 * end.seconds)
         if end.failed:
             counts.failed += 1
-            self.lines[place].drop([job.copies[good].key])  # else the next request would find it, and fail again
+            tier.line.drop([job.copies[good].key])  # else the next request would find it, and fail again
         else:
             counts.cancelled += good < len(job.copies)
 
     def store(self, place: int) -> None:
         """Begin the next store, of copies not yet evicted."""
-        fresh, copies = self._fresh[place], list[PageCopy]()
+        tier, copies = self.tiers[place], list[PageCopy]()
+        fresh = tier.fresh
         while fresh and not isinstance(copy := fresh[0], str):
             if len(copies) >= min(self._job_pages(place, False), most_stored(copy.group)):
                 break
             fresh.popleft()
             if copy.gone:
-                self.counts[place].dropped_gone += 1
+                tier.counts.dropped_gone += 1
             else:
                 copy.pin()
                 copies.append(copy)
         if copies:
             self._number += 1
-            self._storing[place] += len(copies)
-            if place in self._giving:
+            tier.storing += len(copies)
+            if tier.gives:
                 self.given[self._number] = dict(enumerate(copies))
                 for copy in copies:
                     copy.pin()
             self.jobs[self._number] = LowerJob(place, copies, False, set())
-            self.lines[place].store(self._number, self._pages(copies))
+            tier.line.store(self._number, self._pages(copies))
 
     def stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """Count the stored pages, and have the tier drop the ones doubted meanwhile."""
-        counts, line = self.counts[place], self.lines[place]
-        self._storing[place] -= len(job.copies)
+        tier = self.tiers[place]
+        counts = tier.counts
+        tier.storing -= len(job.copies)
         counts.stored += len(end.checksums)
         counts.dropped_failed += len(job.copies) - len(end.checksums)
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
-        self._page_seconds[place].add(end.seconds / len(job.copies))
+        tier.page_seconds.add(end.seconds / len(job.copies))
         if job.doubted and (bad := [copy.key for copy in job.copies if copy.key in job.doubted]):
-            line.drop(bad)
-
-
-def most_stored(group: GroupCopies) -> int:
-    """Return the most copies held by stores to a tier: enough for a pause of the loop, and few of all."""
-    return max(2, group.size // 4)
+            tier.line.drop(bad)

@@ -104,7 +104,7 @@ class HostTier:
             load = self._load_of(self._group_of[pool], digest)
             load.tickets.append(ticket)
             ticket.left += 1
-        if self.below.lines:
+        if self.below.tiers:
             self.below.touch([self.key(pool, digest) for pool, digest in missing])
         return ticket
 
@@ -151,7 +151,7 @@ class HostTier:
     def end(self, name: str, digests: Sequence[bytes]) -> None:
         """End a request that peers wait for: they get the pages of these digests, or, without digests, no more than
         they have."""
-        if not digests or not self.below.lines:
+        if not digests or not self.below.tiers:
             self.below.end(name, whole=False)
             return
         for group in self.groups:
@@ -241,7 +241,7 @@ class HostTier:
             self.counts.stored += checksum is not None
             self.counts.dropped_failed += checksum is None
             copy.unpin()
-            if self.below.lines and not copy.gone:
+            if self.below.tiers and not copy.gone:
                 self.below.offer(copy)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 

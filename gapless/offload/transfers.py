@@ -97,7 +97,7 @@ class Transfers(Part):
     @property
     def busy(self) -> bool:  # type: ignore[override]
         """Return whether a transfer is running or due, or a tier has news."""
-        news = bool(self.host.below.lines) and self.host.below.has_news
+        news = bool(self.host.below.tiers) and self.host.below.has_news
         return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
 
     def before_plan(self) -> None:
@@ -148,7 +148,7 @@ class Transfers(Part):
             self.host.gate.moved(HOST_SOURCE, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
-        came = bool(self.host.below.lines) and self.host.below.poll()
+        came = bool(self.host.below.tiers) and self.host.below.poll()
         return came or loaded is not None or stored is not None
 
     def retired(self, flight: Any, measured: Any) -> None:

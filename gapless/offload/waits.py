@@ -130,7 +130,7 @@ class TierSource(PageSource):
         least = 1 if search is not None and search.fetched else self.least_pages  # fetched pages are always loaded
         if row.most - matched < least:
             return False
-        if host.below.lines and search is None and self._asks_below(row, wait):
+        if host.below.tiers and search is None and self._asks_below(row, wait):
             return True
         search = wait.search
         found = search.found if search is not None else {}

@@ -121,7 +121,7 @@ class App:
         """
         self.state = state = ServerState(llm, config, model_name, tracing)
         keys = KeyRing(config.api_key, config.operator_key)
-        further = plugged(config.dialect, ROUTES)
+        further = plugged(config.dialects, ROUTES)
         entries = (*ROUTES, *(entry for dialect in further for entry in dialect.routes))
         self._forms = [dialect.errors for dialect in (*DIALECTS, *further) if dialect.errors is not None]
         self.routes = [Endpoint(entry, state, keys) for entry in entries]

@@ -108,7 +108,7 @@ class ServerConfig:
         False, "an X-Request-Id in every answer; one that the client sent is always returned"
     )
 
-    dialect: tuple[str, ...] = _api(
+    dialects: tuple[str, ...] = _api(
         (), "further APIs to serve, by the names that installed packages give them (entry points of gapless.dialects)"
     )
     tool_call_parser: str = _api(

@@ -1,4 +1,4 @@
-"""Finds dialects of other packages: entry points of the group `gapless.dialects`, loaded if --dialect names them."""
+"""Finds dialects of other packages: entry points of the group `gapless.dialects`, loaded if --dialects names them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def plugged(names: Sequence[str], routes: Sequence[RouteEntry]) -> list[Dialect]
         dialect = _loaded(name)
         for entry in dialect.routes:
             if entry.path in taken:
-                raise ConfigError(f"dialect: {name} has the route {entry.path}, which is taken: leave one out")
+                raise ConfigError(f"dialects: {name} has the route {entry.path}, which is taken: leave one out")
             if entry.access is Access.PUBLIC:
-                raise ConfigError(f"dialect: {name} opens {entry.path} to all: its access must be USER or OPERATOR")
+                raise ConfigError(f"dialects: {name} opens {entry.path} to all: its access must be USER or OPERATOR")
             taken.add(entry.path)
         found.append(dialect)
     return found
@@ -32,8 +32,8 @@ def _loaded(name: str) -> Dialect:
     points = {point.name: point for point in entry_points(group=PLUG_INS)}
     if name not in points:
         installed = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"dialect: {name!r} is not installed; entry points of {PLUG_INS}: {installed}")
-    where = f"dialect: {name} ({points[name].value})"
+        raise ConfigError(f"dialects: {name!r} is not installed; entry points of {PLUG_INS}: {installed}")
+    where = f"dialects: {name} ({points[name].value})"
     try:
         dialect = points[name].load()
     except Exception as error:

@@ -47,7 +47,7 @@ class PairRouter:
     def __init__(self, prefill: str, decode: str, kv_socket: str, config: ServerConfig) -> None:
         """`kv_socket` is where the prefiller gives pages. Raises ConfigError for a dialect that cannot be used."""
         self._prefill, self._decode, self._kv_socket, self._root = prefill, decode, kv_socket, config.root_path
-        further = plugged(config.dialect, ROUTES)
+        further = plugged(config.dialects, ROUTES)
         self._forms = [dialect.errors for dialect in (*DIALECTS, *further) if dialect.errors is not None]
         below = [entry.path.partition("{")[0] for dialect in further for entry in dialect.routes]
         self._passed_below = (*PASSED_BELOW, *below)

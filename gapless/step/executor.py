@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -23,18 +24,28 @@ from gapless.base.records import Int32s
 from gapless.device import Device, Fence, Graph, Ring, RingSlot
 from gapless.kernels.layout import HEADER_WORDS, score_words
 from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepKey
+from gapless.step.lane import Buffers
 from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.mail import Mail, mail_bytes
 from gapless.step.outbox import Outbox
-from gapless.step.program import Buffers, StepProgram
+from gapless.step.program import StepProgram
 
 log = logging.getLogger("gapless.step")
 
-LISTS = ("adjust", "slots", "mask", "score", "cut")
-"""Lists of the lanes, in the order before the packet: each travels with all after it."""
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
 """Launches of an eager step, roughly: for each layer, and for the rest."""
+
+
+class SentLayout(NamedTuple):
+    """Places of what the host sends: fill of new rows, lists of the lanes, packet."""
+
+    lists: int
+    """First word of the lists"""
+    size: int
+    """Words of a list"""
+    packet: int
+    """First word of the packet"""
 
 
 class Run(NamedTuple):
@@ -60,6 +71,8 @@ class _Steps(NamedTuple):
     """Words of the outbox to copy; none if the device writes to the host."""
     eager: bool
     """Whether some program runs eagerly, other than one that only writes page tables."""
+    uploads: dict[int, tuple[Tensor, Tensor]]
+    """Destination and source of the upload, by packet slot"""
 
 
 class Executor:
@@ -68,50 +81,40 @@ class Executor:
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
         """Packets have `words` words, and up to `fill` before them. At most `slots` packets and `outboxes` outboxes are
         in use at once."""
-        rows, at = program.outbox.rows, device.torch_device
+        rows, at, vocab = program.outbox.rows, device.torch_device, program.model.vocab_size
         self.device = device
         self.program = program
+        counts = [lane.lists for lane in program.lanes]
         # Multiples of 64 bytes keep the next part aligned for copies and kernels.
-        size, first = _aligned(rows * program.width), _aligned(fill)
-        self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
-        """Places of the lists among the sent words. The fill of new rows ends before the first."""
-        self.first = first + len(LISTS) * size
-        """The packet's first word among the sent words"""
-        self.packets: Ring = device.ring(slots, 4 * (self.first + words))
+        first, size = _aligned(fill), _aligned(rows * program.width)
+        self.layout = layout = SentLayout(first, size, first + sum(counts) * size)
+        self.packets: Ring = device.ring(slots, 4 * (layout.packet + words))
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
-        self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
-        """The sent words on the device: fill of new rows, lists, packet."""
-        logits = torch.zeros(program.samples, program.model.vocab_size, dtype=program.model.dtype, device=at)
-        tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
-        self.host_lines = self.outboxes.memory.view(torch.int32)
+        sent = torch.zeros(layout.packet + words, dtype=torch.int32, device=at)
+        lists = iter(torch.split(sent[layout.lists : layout.packet], layout.size))
+        self.host_lines = host = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
-        own = self.host_lines if device.caps.maps_host else torch.zeros_like(self.host_lines, device=at)
-        lines = self.host_lines if program.kernels.stores_on_host else own
-        lists = {name: self.sent[place] for name, place in self.places.items()}
-        packet, loads = self.sent[self.first :], self.sent[:first]
-        vocab, (records, places, _) = program.model.vocab_size, program.tables.masks.shape
-        self.mail = Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places)
+        own = host if device.caps.maps_host else torch.zeros_like(host, device=at)
+        records, places, _ = program.tables.masks.shape
         self.buffers = Buffers(
-            words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own,
-            mail=self.mail.words,
+            sent, sent[layout.packet :], sent[:first], tuple([tuple(islice(lists, count)) for count in counts]),
+            logits=torch.zeros(program.samples, vocab, dtype=program.model.dtype, device=at),
+            tokens=torch.zeros(rows, program.width, dtype=torch.int32, device=at),
+            lines=host if program.kernels.stores_on_host else own, scores=own,
+            mail=Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places),
         )  # fmt: skip
         self.graphs: dict[ProgramKey, Graph] = {}
         self._refused = False
         """Whether a capture has failed before."""
         self._steps: _Steps | None = None
-        self._uploads: dict[int, tuple[Tensor, Tensor]] = {}
-        """Destination and source of the upload, by packet slot."""
         self._read: dict[int, Outbox] = {}
         """The last step of each outbox slot; a next step of the same shape uses its views."""
         self._packet: RingSlot | None = None
         self._free: deque[RingSlot] = deque()
         """Outboxes kept for the next steps, in ring order."""
-        layers = program.cache.data.shape[1]
-        queue = device.caps.launch_queue
-        self._most_eager = max(1, queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP)) if queue else 0
-        """Most eager steps in flight; 0: no bound"""
-        self._eager: deque[Fence] = deque()
-        """Ends of the eager steps in flight, which fill the launch queue."""
+        queue, launches = device.caps.launch_queue, LAUNCHES_A_LAYER * program.cache.data.shape[1] + LAUNCHES_A_STEP
+        self._eager: deque[Fence] = deque(maxlen=max(1, queue // launches) if queue else None)
+        """Ends of the eager steps in flight, which fill the launch queue, if it is bounded"""
         observe.built(self)
 
     # Before a step.
@@ -129,24 +132,25 @@ class Executor:
         """Return whether another eager step might block in the driver on a full launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
-        return len(self._eager) >= self._most_eager > 0
+        return len(self._eager) == self._eager.maxlen
 
     @property
     def packet(self) -> Int32s:
         """Words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
-        return _words(self._packet)[self.first :]
+        return _words(self._packet)[self.layout.packet :]
 
     @property
     def outbox(self) -> int:
         """Outbox slot of the next step."""
         return self._free[0].index
 
-    def lists(self, lists: Mapping[str, Int32s]) -> None:
-        """Write the lists of the lanes into the next packet, by their names in the buffers."""
+    def lists(self, lists: Sequence[tuple[int, Int32s]]) -> None:
+        """Write lists of the lanes into the next packet, by their numbers."""
         assert self._packet is not None
-        for name, indices in lists.items():
-            _words(self._packet)[self.places[name]][: len(indices)] = indices
+        words, (first, size, _) = _words(self._packet), self.layout
+        for number, values in lists:
+            words[first + number * size :][: len(values)] = values
 
     def fill(self, parts: Sequence[Int32s]) -> None:
         """Write the fill of new rows before the next packet."""
@@ -177,7 +181,7 @@ class Executor:
         if packet is not None:
             self.packets.retire(packet, ended)
         on_host = ended if steps.copied[0] == steps.copied[1] else self.download_lines(outbox, *steps.copied, ended)
-        if steps.eager and self._most_eager:
+        if steps.eager and self._eager.maxlen:
             self._eager.append(ended)
         return Run(outbox, started, ended, on_host, device.clock())
 
@@ -197,19 +201,17 @@ class Executor:
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
             return self._steps
-        last, first = self.first + key.forward.packet.words, self._travels_from(key)
+        last, first = self.layout.packet + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
         eager = any(one not in self.graphs for one in keys if one is not key.load or key.load.loads)
-        self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._copied_words(key), eager)
-        self._uploads.clear()
+        self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._copied_words(key), eager, {})
         return self._steps
 
     def _travels_from(self, key: StepKey) -> int:
         """Return the first sent word."""
         if key.load is not None:
             return self.buffers.loads.numel() - key.load.words
-        asked = [self.places[name].start for name in LISTS if getattr(key, name, None) is not None]
-        return min(asked, default=self.first)
+        return self.layout.packet - key.lists * self.layout.size
 
     def _launching(self, key: ProgramKey) -> Callable[[], None]:
         """Return the function that enqueues one program."""
@@ -227,18 +229,18 @@ class Executor:
         start, end = 0, (1 + key.forward.samples) * shape.line
         if stored:
             start = end = shape.prompts
-        elif key.score:
-            end = shape.scores + key.score.rows * score_words(key.score.width)
+        elif key.scores:
+            end = shape.scores + key.scores
         prompts = key.forward.packet.prompts
         if prompts and self.buffers.scores is not self.host_lines:
             end = shape.prompts + prompts * score_words(key.forward.width)
         return start, end
 
     def _upload(self, packet: RingSlot, steps: _Steps) -> None:
-        if packet.index not in self._uploads:
+        if packet.index not in steps.uploads:
             words = packet.tensor.view(torch.int32)
-            self._uploads[packet.index] = self.sent[steps.first : steps.last], words[steps.first : steps.last]
-        self.device.compute.upload(*self._uploads[packet.index])
+            steps.uploads[packet.index] = self.buffers.sent[steps.first : steps.last], words[steps.first : steps.last]
+        self.device.compute.upload(*steps.uploads[packet.index])
 
     def enqueue(self, steps: _Steps) -> None:
         for launch in steps.programs:
@@ -306,7 +308,7 @@ class Executor:
         return [self._captured(key) for key in order.capture]
 
     def _captured(self, key: ProgramKey) -> bool:
-        self.device.run(_make_inert, self.sent, self.buffers.words, key)
+        self.device.run(_make_inert, self.buffers.sent, self.buffers.words, key)
         try:
             self.graphs[key] = self.device.capture(key, self.program.of(key), (key, self.buffers))
         except DeviceError:

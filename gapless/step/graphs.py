@@ -17,21 +17,11 @@ from operator import ge
 from typing import NamedTuple
 
 from gapless.base.progress import announce
-from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import ENDING
-from gapless.step.keys import (
-    AdjustKey,
-    CaptureOrder,
-    CutKey,
-    ForwardKey,
-    MaskKey,
-    ProgramKey,
-    ReplyKey,
-    SampleKey,
-    ScoreKey,
-)
-from gapless.step.logprobs import WIDTHS
+from gapless.step import lanes
+from gapless.step.keys import CaptureOrder, ForwardKey, ProgramKey, SampleKey
+from gapless.step.lane import LaneSizes
 from gapless.step.packet import PacketShape
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -62,8 +52,6 @@ MOST_GRAPHS = 384
 every prompt ends. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
 """[rows] Lane sizes captured at start."""
-ALL_FILTERS = Filters(top_k=True, top_p=True)
-"""Filters of a lane with rows of each kind."""
 
 
 class MixedSizes(NamedTuple):
@@ -260,33 +248,20 @@ class StepGraphs:
         )
         if self.shapes.adapters:
             forwards += [key.adapted for key in forwards]
-        lanes = self._lanes
-        scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
-        filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
-        cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        asked = [(), *[(number,) for number in range(self.shapes.processors)]]
-        adjusts = [
-            AdjustKey(size, some, processors=one) for one in asked for size in lanes for some in (None, *filters)
-        ]
-        masks = [MaskKey(size) for size in lanes]
-        replies = reply_keys(lanes, self.shapes.places)
-        return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *masks, *replies)
+        counts = [count for count in rows if count <= self.shapes.drafted_rows]
+        drafted = drafted_steps(counts, self.shapes.places, not self.shapes.bounded, self.shapes.row_writes)
+        return (*self.stand_ins, *drafted, *forwards, *samples, *self._lanes(counts))
 
-    @property
-    def _lanes(self) -> list[int]:
-        return [size for size in COMMON_LANES if size <= self.buckets[-1]]
-
-    def _drafted(self) -> Iterator[ProgramKey]:
-        """Yield the graphs of steps with drafts, the largest first."""
-        counts = [count for count in self.buckets[::-1] if count <= self.shapes.drafted_rows]
-        forwards = not self.shapes.bounded
-        yield from drafted_steps(counts, self.shapes.places, forwards, self.shapes.row_writes)
+    def _lanes(self, counts: list[int]) -> Iterator[ProgramKey]:
+        """Yield the likely programs of lanes; `counts` are the rows of decode steps that may have drafts."""
+        sizes, places = tuple([size for size in COMMON_LANES if size <= self.buckets[-1]]), self.shapes.places
         beside = {key.samples for key in self.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1}
-        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:])
+        drafted = [(size, count, places[-1]) for count in beside for size in sizes]
         for count in counts:  # one row never needs a longer list
-            lanes = self._lanes if count > 1 else self._lanes[:1]
-            yield from drafted_masks([(count, size) for size in lanes], self.shapes.places)
+            drafted += itertools.product(sizes if count > 1 else sizes[:1], (count,), places)
+        for lane in lanes.LANES:
+            yield from lane.likely(LaneSizes(sizes, places, tuple(drafted), self.shapes.processors))
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, largest first, with their samples."""
@@ -345,19 +320,6 @@ def drafted_steps(
                 yield bucket_key(count, 0, row_writes=row_writes, places=size)
             yield SampleKey(count, count, False, size, drafts=True)
         yield SampleKey(count, count, False, drafts=True)
-
-
-def drafted_masks(lanes: Iterable[tuple[int, int]], places: tuple[int, ...]) -> Iterator[MaskKey]:
-    """Yield the mask programs of such steps. `lanes` are pairs of row count and list length."""
-    for (count, size), each in itertools.product(lanes, places):
-        yield MaskKey(size, (count, each))
-
-
-def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyKey]:
-    """Yield the reply programs of these list lengths, for each number of drafts in a reply."""
-    for size in sizes:
-        yield ReplyKey(size)
-        yield from (ReplyKey(size, each - 1) for each in ((1, *places) if places else ()))
 
 
 def _sample(key: ForwardKey) -> SampleKey:

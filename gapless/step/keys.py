@@ -1,28 +1,27 @@
 """Keys of a step's programs: the host integers that fix their shapes. A graph is captured for one of them.
 
-Keys of different programs have different lengths or field types, so that no two are equal. `rows` of a lane's program
-is its padded list length, and `filters` are the ones used by any row in it.
+Keys of different programs have different lengths or field types, so that no two are equal. Lanes have keys of their
+own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
 from gapless.step.packet import PacketShape
 
 
 class Load(NamedTuple):
-    """Fill of one slot."""
+    """Fill of one row."""
 
     row: int
-    slot: int
-    wishes: int
-    """Words of the row's wishes; none without a slot"""
+    slots: tuple[tuple[str, int, int], ...]
+    """Lane, slot, and words of the row's wishes, of each slot that it leases for a lane"""
     past: int
-    """Tokens of its history outside its chunks"""
+    """Tokens of its history outside its chunks; none if nothing reads them"""
 
 
 class LoadKey(NamedTuple):
@@ -33,55 +32,6 @@ class LoadKey(NamedTuple):
     """Words in the packet"""
     pages: int = 0
     """Page table entries beyond the room of a captured step's packet, last: a row may find any number of pages"""
-
-
-class AdjustKey(NamedTuple):
-    """Adjusts logits of rows, and finds the cuts of their filters."""
-
-    rows: int
-    filters: Filters | None
-    """Filters used by any listed row; None for none"""
-    batch: int = 0
-    """Rows of the batch, if they have drafts"""
-    places: int = 1
-    """Logits of each row"""
-    processors: tuple[int, ...] = ()
-    """Logits processors used by any listed row, ascending"""
-
-
-class MaskKey(NamedTuple):
-    """Fetches the masks of rows."""
-
-    rows: int
-    drafted: tuple[int, int] = (0, 1)
-    """Rows of the batch, if they have drafts, and logits of each row"""
-
-
-class ReplyKey(NamedTuple):
-    """Sends the sampled tokens to the mask makers."""
-
-    rows: int
-    """Length of the padded list of masked rows."""
-    drafts: int | None = None
-    """Most drafts in a reply; None if no row gets drafts"""
-
-
-class CutKey(NamedTuple):
-    """Finds the cuts of rows' filters."""
-
-    rows: int
-    filters: Filters
-    batch: int = 0
-    """Rows of the batch, if they have drafts: the list then has each place of a row."""
-
-
-class ScoreKey(NamedTuple):
-    """Scores sampled tokens."""
-
-    rows: int
-    width: int
-    """Number of most likely tokens for each."""
-    batch: int = 0
 
 
 class SampleKey(NamedTuple):
@@ -97,6 +47,11 @@ class SampleKey(NamedTuple):
     """Sampling tokens of each row: the last one and its drafts."""
     drafts: bool = False
     """Whether rows get drafts for the next step"""
+
+    @property
+    def drafted(self) -> int:
+        """Rows that sample, if they have drafts; else 0."""
+        return self.samples if self.places > 1 else 0
 
 
 class ForwardKey(NamedTuple):
@@ -122,31 +77,38 @@ def _adapted(key: ForwardKey) -> ForwardKey:
     return key._replace(adapters=True)  # one object: steps compare keys by identity
 
 
-ProgramKey = LoadKey | MaskKey | AdjustKey | ReplyKey | CutKey | ScoreKey | SampleKey | ForwardKey
+class LaneKey(Protocol):
+    """The key of a lane's program, a named tuple."""
+
+    @property
+    def run(self) -> Callable[..., None]:
+        """The program: (device state, buffers, each of the lane's lists)."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+ProgramKey = LoadKey | SampleKey | ForwardKey | LaneKey
 
 
 class StepKey(NamedTuple):
     """The programs of a step."""
 
     forward: ForwardKey
-    cut: CutKey | None
     sample: SampleKey
-    score: ScoreKey | None
-    adjust: AdjustKey | None = None
-    mask: MaskKey | None = None
+    before: tuple[LaneKey, ...] = ()
+    """Programs of lanes before sampling, in order"""
+    after: tuple[LaneKey, ...] = ()
+    lists: int = 0
+    """Lists of lanes that travel, the last ones before the packet"""
+    scores: int = 0
+    """Words of scores of sampled tokens in the outbox"""
     load: LoadKey | None = None
-
-    @property
-    def reply(self) -> ReplyKey | None:
-        if self.mask is None:
-            return None
-        # Drafts after a step without any are seldom verified, and their masks cost more than one.
-        return ReplyKey(self.mask.rows, self.sample.places - 1 if self.sample.drafts else None)
 
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the step's programs, in order."""
-        keys = self.load, self.forward, self.mask, self.adjust, self.cut, self.sample, self.reply, self.score
-        return tuple(key for key in keys if key is not None)
+        load = () if self.load is None else (self.load,)
+        return (*load, self.forward, *self.before, self.sample, *self.after)
 
 
 class Order(NamedTuple):

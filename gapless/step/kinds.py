@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gapless.kernels.views import Filters
-from gapless.step.graphs import ALL_FILTERS, bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
-from gapless.step.keys import AdjustKey, CutKey, MaskKey, ProgramKey, SampleKey, ScoreKey
-from gapless.step.lanes import LANE_SIZES
-from gapless.step.logprobs import WIDTHS
+from gapless.step import lanes
+from gapless.step.graphs import bucket_key, buckets_up_to, drafted_steps
+from gapless.step.keys import ProgramKey, SampleKey
+from gapless.step.lane import LaneSizes
+from gapless.step.listing import LANE_SIZES
 
 KIND_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Chunk tokens that may select different tiles of attention, for any number of heads that share keys. Longer chunks use
@@ -37,13 +37,13 @@ def kinds(
     yield from (bucket_key(0, 0, min(rows, most, tokens), min(size, tokens)) for size in KIND_TOKENS)
     yield bucket_key(0, 0, 1, tokens)
     yield SampleKey(1, 0, True)
-    for size in (size for size in LANE_SIZES if size <= rows):
-        yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
-        yield from (AdjustKey(size, ALL_FILTERS), MaskKey(size))
-        yield from (ScoreKey(size, width) for width in WIDTHS)
-    yield from reply_keys([size for size in LANE_SIZES if size <= rows], places)
+    sizes = tuple([size for size in LANE_SIZES if size <= rows])
+    most_drafted = min(rows, drafted_rows)
+    drafted = tuple([(size, most_drafted, each) for size in sizes if size <= most_drafted for each in places])
+    for lane in lanes.LANES:
+        yield from lane.kinds(LaneSizes(sizes, places, drafted))
     if places:
-        yield from _drafted(min(rows, drafted_rows), min(most, tokens), places)
+        yield from _drafted(most_drafted, min(most, tokens), places)
 
 
 def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramKey]:
@@ -53,6 +53,3 @@ def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramK
         if decode < most:
             yield from (bucket_key(decode, 0, 1, min(size, most - decode), places=places[-1]) for size in BESIDE_DECODE)
             yield SampleKey(decode + 1, decode + 1, True, places[-1], drafts=True)
-    lanes = [size for size in LANE_SIZES if size <= rows]
-    yield from drafted_masks([(rows, size) for size in lanes], places)
-    yield from (AdjustKey(size, ALL_FILTERS, rows, each) for size in lanes for each in places)

@@ -13,8 +13,8 @@ from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import CaptureOrder, ForwardKey, Order
 from gapless.step.kinds import kinds
-from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
+from gapless.step.listing import Lanes
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.packet import DecodeRows, Packer

@@ -10,8 +10,8 @@ from gapless.base.records import Int32s, Request, StepPlan
 from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, StepKind, Verify, kind_of
 from gapless.step.graphs import StepGraphs
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, SampleKey, ScoreKey, StepKey
-from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
+from gapless.step.keys import ForwardKey, ProgramKey, StepKey
+from gapless.step.listing import NO_LISTS, Lanes, Lists
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
 from gapless.step.wishes import NO_FILL, Fill, fill_for
@@ -30,11 +30,13 @@ class Decision(NamedTuple):
     """Whether some program runs eagerly in a step of a kind meant to be replayed."""
     wanted: tuple[ProgramKey, ...]
     """Programs that have or will have graphs; empty if no graph fits the step."""
-    lists: dict[str, Int32s]
-    """Padded lists of the lanes, by their names in the buffers"""
+    lists: tuple[tuple[int, Int32s], ...]
+    """Padded lists of the lanes, by their numbers"""
     prompt: tuple[Int32s, ...]
     kind: StepKind
     """The gate's kind of the step"""
+    replies: bool
+    """Whether the host waits for replies to some rows"""
     fill: Fill | None = None
     """Fill of new rows outside the packet."""
 
@@ -118,49 +120,24 @@ class Leader:
             if plan.chunks and not self.graphs.has(forward) and (larger := self.graphs.larger(forward)) is not None:
                 self.graphs.wish(forward)
                 forward = larger
-            key = self._step(forward, verify.drafts, lists)
+            key = self.lanes.key(forward, verify.drafts, lists)
             wanted = key.programs()
             captured = self.graphs.find(wanted)
         if forward is None or not self.graphs.has(forward):
-            key = self._step(self.exact(plan, samples, lists, verify.places), verify.drafts, lists)
+            key = self.lanes.key(self.exact(plan, samples, lists, verify.places), verify.drafts, lists)
         elif plan.chunks:
             # Null rows follow decode rows, and sampling chunks. The loop skips their lines.
             samples = forward.samples
             lists = lists.beyond(len(plan.decode), forward.batch.decode // verify.places)
-        lists = lists.at_places(key.forward.samples, self.lanes.slots, verify.places)
-        scored = len(lists.score) + lists.prompts
-        logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
-        padded = _padded(lists, key)
+        padded = self.lanes.padded(lists, key.forward.samples, verify.places)
+        logprobs = lists.logprobs(verify.places)
         missed = not captured and (bucket is not None or (bool(self.graphs.buckets) and not plan.chunks))
+        replies = any([one.lane.replies for one in lists.lanes])
         kind = kind_of(len(plan.decode), plan.chunk_tokens)
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, kind)
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, kind, replies)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
         batch = BatchShape(len(plan.decode) * places, chunks, plan.bound, places)
         width = lists.width if lists.prompt else 0
         return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, width, lists.adapted)
-
-    def _step(self, forward: ForwardKey, drafts: bool, lists: Lists) -> StepKey:
-        """Return the key of a step with these lists, not yet expanded to places."""
-        size, places, rows = self.lanes.size, forward.batch.places, forward.packet.rows
-        batch = forward.samples if places > 1 else 0
-        return StepKey(
-            forward,
-            CutKey(size(len(lists.cut)) * places, lists.filters, batch) if lists.cut else None,
-            SampleKey(rows, forward.samples, bool(forward.batch.chunks), places, drafts),
-            ScoreKey(size(len(lists.score)) * places, lists.width, batch) if lists.score else None,
-            AdjustKey(size(len(lists.adjust)), lists.adjusted, batch, places, lists.processors)
-            if lists.adjust
-            else None,
-            MaskKey(size(len(lists.mask)), (batch, places)) if lists.mask else None,
-        )
-
-
-def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
-    """Return the lists by their names in the buffers, padded to the lengths in the step's key."""
-    lanes = {"cut": key.cut, "score": key.score, "mask": key.mask, "adjust": key.adjust}
-    padded = {name: filled(getattr(lists, name), lane.rows) for name, lane in lanes.items() if lane}
-    if key.adjust:
-        padded["slots"] = filled(lists.slots, key.adjust.rows * key.adjust.places)
-    return padded

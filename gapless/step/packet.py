@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
+from gapless.base.params import MAX_STOP_IDS, PARAMS, SLOT_LANE, Param, SamplingParams, Words
 from gapless.base.records import NO_TOKEN, Admission, Int32s, Int64s, PageWrite, Request, StepPlan
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels import layout as L
@@ -186,7 +186,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     line[1 + L.CUT_VALUE : 1 + L.STATE_COLUMNS] = (L.KEEP_VALUE, L.KEEP_ID) * (1 + MAX_DRAFTS)
     params = line[1 + L.STATE_COLUMNS :]
     params[L.MIN_LEN], params[L.MAX_LEN] = request.min_len, request.max_len
-    params[L.ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
+    params[L.ADJUST_SLOT] = leased.get(SLOT_LANE, NO_SLOT)
     params[L.MASKED], params[L.DRAFTS], params[L.TENANT] = request.matcher is not None, request.most_drafts, 0
     params[L.ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
     write_params(params, PARAMS, L.PARAM_OF, request.params, leased)
@@ -194,7 +194,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params[L.SEED_LOW : L.SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
     assert len(request.stop_ids) <= MAX_STOP_IDS
     params[L.STOP_IDS : L.STOP_IDS + len(request.stop_ids)] = request.stop_ids
-    params[L.STOP_IDS + len(request.stop_ids) :] = NO_TOKEN
+    params[L.STOP_IDS + len(request.stop_ids) : L.FIRST_PARAM] = NO_TOKEN
 
 
 def write_params(

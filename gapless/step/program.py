@@ -1,13 +1,10 @@
 """The programs of one step on the compute stream: no host reads, and fixed addresses.
 
-load:    fill the slots of new rows with adjusted logits, histories, and page tables beyond the packet
+load:    fill the slots of new rows, histories, and page tables beyond the packet
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-mask:    fetch the masks of rows with matchers
-adjust:  biases, penalties and processors, for rows with any, and the cuts of their filters
-cut:     the cuts of other rows with filters
+lanes:   for the rows that ask, before sampling: masks, adjusted logits, cuts
 sample:  draw -> finish: advance the tables, publish
-reply:   the tokens of masked rows, and their drafts, to the mask makers
-score:   log-probabilities of sampled tokens, for rows that want them
+lanes:   for the rows that ask, after it: replies to mask makers, log-probabilities
 
 They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for its own shapes, and a
 step is a chain of graphs.
@@ -16,7 +13,8 @@ step is a chain of graphs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -25,6 +23,7 @@ from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.model.seam import KVCache, Model, StepInputs
+from gapless.step import lanes
 from gapless.step.inputs import (
     Batch,
     apply_admissions,
@@ -35,37 +34,21 @@ from gapless.step.inputs import (
     split_groups,
     with_adapters,
 )
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.keys import ForwardKey, LaneKey, LoadKey, ProgramKey, SampleKey
+from gapless.step.lane import Buffers
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
-from gapless.step.processors import Processor, process
+from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
 
-class Buffers(NamedTuple):
-    """Memory shared by the programs of a step besides the tables, for up to R rows."""
+class RowOptions(NamedTuple):
+    """Possible wishes of an engine's rows."""
 
-    words: Tensor
-    """int32, the packet from its header on"""
-    loads: Tensor
-    """int32, the fill of new rows outside the packet, right-aligned"""
-    cut: Tensor
-    """int32 [R * W], the list of that lane, as are `score`, `mask` and `adjust`"""
-    score: Tensor
-    mask: Tensor
-    adjust: Tensor
-    slots: Tensor
-    """int32 [R * W], the slots in `Adjustments` of the rows in `adjust`, place after place"""
-    logits: Tensor
-    """[S, vocab] in the model's dtype, of the first rows of the batch, place after place"""
-    tokens: Tensor
-    """int32 [R, W], their tokens"""
-    lines: Tensor
-    """int32 [slots, M], the published outboxes"""
-    scores: Tensor
-    """int32 [slots, M], scores of prompt tokens: `lines`, or device memory if `lines` is the host's"""
-    mail: Tensor
-    """int32 [rows, words], host memory: the mail of each row of the tables"""
+    slots: int = 0
+    """Most rows with adjusted logits"""
+    speculation: Speculation | None = None
+    processors: tuple[Processor, ...] = ()
 
 
 class StepProgram:
@@ -75,10 +58,11 @@ class StepProgram:
     """Fewest and most tokens of a live row in a step."""
 
     def __init__(
-        self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0,
-        speculation: Speculation | None = None, processors: tuple[Processor, ...] = (),
+        self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape,
+        options: RowOptions | None = None,
     ) -> None:  # fmt: skip
-        """`slots` is the most rows with adjusted logits."""
+        slots, speculation, self.processors = options or RowOptions()
+        self.lanes = lanes.LANES
         self.width = outbox.width
         self.drafter = speculation.drafter if speculation else None
         self.head = speculation.head if speculation else None
@@ -92,28 +76,33 @@ class StepProgram:
         self.kernels = kernels
         self.outbox = outbox
         self.model = model
-        self.processors = processors
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
-        """Return the program of a key."""
+        """Return the program of a key, called with the key and the buffers."""
         programs: dict[type, Callable[..., None]] = {
-            LoadKey: self.load, ForwardKey: self.forward, MaskKey: self.mask, AdjustKey: self.adjust, CutKey: self.cut,
-            SampleKey: self.sample, ReplyKey: self.reply, ScoreKey: self.score,
+            LoadKey: self.load, ForwardKey: self.forward, SampleKey: self.sample,
         }  # fmt: skip
-        return programs[type(key)]
+        return programs.get(type(key)) or self._of_lane(cast(LaneKey, key))
+
+    def _of_lane(self, key: LaneKey) -> Callable[..., None]:
+        number = next(number for number, lane in enumerate(self.lanes) if isinstance(key, lane.owns))
+
+        @wraps(key.run)
+        def program(key: LaneKey, at: Buffers) -> None:
+            key.run(self, at, *at.lists[number])
+
+        return program
 
     def load(self, key: LoadKey, at: Buffers) -> None:
-        """Write the cached tokens and pages of new rows, and fill slots with their wishes. Nothing is counted yet."""
-        slots, history = self.adjustments, self.tables.history
+        """Write the cached tokens and pages of new rows, and fill their slots."""
         words = at.loads[at.loads.shape[0] - key.words :]
-        for row, slot, wishes, past in key.loads:
-            if wishes:
-                slots.wishes[slot, :wishes].copy_(words[:wishes])
-                slots.counts[slot].zero_()
-                slots.counted[slot].zero_()
-                slots.owners[slot].fill_(row)
-            history[row, :past].copy_(words[wishes : wishes + past])
-            words = words[wishes + past :]
+        for row, slots, past in key.loads:
+            for name, slot, wishes in slots:
+                lane = next(lane for lane in self.lanes if lane.name == name)
+                lane.fill(self, row, slot, words[:wishes])
+                words = words[wishes:]
+            self.tables.history[row, :past].copy_(words[:past])
+            words = words[past:]
         if key.pages:
             apply_pages(words.view(-1, PAGE_WORDS), self.tables)
 
@@ -138,26 +127,6 @@ class StepProgram:
             return self.head.forward(inputs, plan, self.tables, self.cache)
         return self.model.forward(inputs, plan, self.cache)
 
-    def mask(self, key: MaskKey, at: Buffers) -> None:
-        """Fetch the masks of the listed rows from their mail, or mark them as late."""
-        batch, places = key.drafted
-        self.kernels.mask(at.mask[: key.rows], self._rows(at, batch), self.tables, at.mail, places)
-
-    def adjust(self, key: AdjustKey, at: Buffers) -> None:
-        """Adjust the logits of the listed rows into their slots, and find the cuts of their filters."""
-        slots = self.adjustments
-        index, rows = at.adjust[: key.rows], self._rows(at, key.batch)
-        self.kernels.adjust(at.logits[: len(rows) * key.places], index, rows, self.tables, slots)
-        if key.processors:
-            process(self.processors, key.processors, rows.index_select(0, index), self.tables, slots)
-        if key.filters is not None:
-            listed = at.slots[: key.rows * key.places]
-            self.kernels.cut(slots.adjusted.flatten(0, 1), listed, slots.owners, self.tables, key.filters)
-
-    def cut(self, key: CutKey, at: Buffers) -> None:
-        """Find the cuts of the listed rows' filters."""
-        self.kernels.cut(at.logits, at.cut[: key.rows], self._rows(at, key.batch), self.tables, key.filters)
-
     def sample(self, key: SampleKey, at: Buffers) -> None:
         """Draw tokens, and end the step."""
         end = HEADER_WORDS + key.rows
@@ -170,18 +139,6 @@ class StepProgram:
         if key.drafts and self.drafter is not None:
             self.drafter(self.kernels, rows[: key.samples], self.tables)
 
-    def reply(self, key: ReplyKey, at: Buffers) -> None:
-        """Write the new tokens and next drafts of the listed rows to their mail."""
-        index, drafts = at.mask[: key.rows], key.drafts or 0
-        most = 0 if key.drafts is None else self.width - 1
-        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, at.mail, drafts, most)
-
-    def score(self, key: ScoreKey, at: Buffers) -> None:
-        """Score the new tokens of the listed rows from their raw logits."""
-        index, start = at.score[: key.rows], self.outbox.scores
-        tokens = at.tokens[: key.batch] if key.batch else at.tokens
-        self.kernels.score(at.logits, index, at.words, tokens, self.tables, at.lines, start, key.width)
-
     def begin(self, key: ForwardKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
         if not key.batch.chunks or self.kernels.begin_mixed is not None:
@@ -192,10 +149,6 @@ class StepProgram:
         if key.packet.page_writes:
             apply_pages(packet.pages, tables)
         return mixed_batch(packet, tables, key.batch, size)
-
-    def _rows(self, at: Buffers, batch: int = 0) -> Tensor:
-        """Return the row numbers, int32 [batch]; without a size [R], undefined after the last row."""
-        return at.words[HEADER_WORDS : HEADER_WORDS + (batch or at.logits.shape[0])]
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of each row, int64 [N, W], and return whether its first logits are finite, bool [N]."""

@@ -14,7 +14,6 @@ from gapless.base.params import (
     MAX_N,
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
-    Lane,
     SamplingParams,
     param,
 )
@@ -32,6 +31,10 @@ from gapless.base.spellings import SAMPLING
         *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, 10**1_000)),
         *(("max_tokens", value) for value in (0, -1, 2**31, 1.5)),
         *(("min_tokens", value) for value in (-1, 17, "2")),
+        *(
+            ("extra_args", value)
+            for value in (5, {1: 2.0}, {"a": "b"}, {"a": math.nan}, dict.fromkeys("abcdefghijklmnopq", 1))
+        ),
         *(("stop", value) for value in (5, "", [""], [5], {"a"}, ["x"] * (MAX_STOP_STRINGS + 1), "x" * 1_001)),
         *(("stop_token_ids", value) for value in (5, "ab", [-1], [2**31], [1.0], [1] * (MAX_STOP_IDS + 1))),
         *(
@@ -103,21 +106,21 @@ def test_a_name_of_another_engine_is_answered_with_ours(name, entry):
 
 
 def test_the_lanes_of_a_row_follow_from_its_values():
-    assert not SamplingParams(temperature=0.7, top_k=-1, min_tokens=3, seed=4).needs(Lane.CUT)
+    assert not SamplingParams(temperature=0.7, top_k=-1, min_tokens=3, seed=4).needs("cut")
     for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert SamplingParams(**asked).needs(Lane.CUT)
-        assert not SamplingParams(temperature=0, **asked).needs(Lane.CUT), "a greedy row has no filters"
-        assert not SamplingParams(**asked).needs(Lane.SCORE)
-    for lane, asked in ((Lane.SCORE, {"logprobs": 0}), (Lane.PROMPT, {"prompt_logprobs": 0})):
+        assert SamplingParams(**asked).needs("cut")
+        assert not SamplingParams(temperature=0, **asked).needs("cut"), "a greedy row has no filters"
+        assert not SamplingParams(**asked).needs("score")
+    for asked in ({"logprobs": 0}, {"prompt_logprobs": 0}):
         params = SamplingParams(temperature=0, **asked)
-        assert [one for one in Lane if params.needs(one)] == [lane]
+        assert [one for one in ("mask", "adjust", "cut", "score") if params.needs(one)] == ["score"]
 
 
 def test_a_field_added_to_the_registry_is_checked():
     @dataclass(frozen=True)
     class Settings(SamplingParams):
-        penalty: float = param(0.0, "for this test", low=-2.0, high=2.0, lane=Lane.CUT)
+        penalty: float = param(0.0, "for this test", low=-2.0, high=2.0, lane="cut")
 
-    assert Settings(penalty=2.0).needs(Lane.CUT) and not Settings().needs(Lane.CUT)
+    assert Settings(penalty=2.0).needs("cut") and not Settings().needs("cut")
     with pytest.raises(RequestError, match=r"penalty must be a number from -2 to 2, got 2\.5"):
         Settings(penalty=2.5)

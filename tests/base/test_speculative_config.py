@@ -72,11 +72,13 @@ def test_a_field_that_is_out_of_range_is_refused_by_name(fields, reason):
 def test_fields_bound_the_table_and_its_drafts():
     asked = '{"method": "suffix", "num_speculative_tokens": 3, "suffix_decoding_max_tree_depth": 8, '
     asked += '"suffix_decoding_max_cached_requests": 10, "suffix_decoding_max_spec_factor": 1.5}'
-    found = SuffixLookup.of(SpeculativeConfig.parse(asked), torch.device("cpu"))
+    found, learner = SuffixLookup.make(SpeculativeConfig.parse(asked), torch.device("cpu"))
+    assert learner is not None
     assert found.longest == 5 and found.asked == Recall(3, 1500, 100)
     assert found.table.shape == (2, 4096 + 1, SUFFIX_WORDS)
 
 
 def test_a_table_for_no_answers_has_next_to_nothing():
     config = SpeculativeConfig.parse('{"method": "suffix", "suffix_decoding_max_cached_requests": 0}')
-    assert SuffixLookup.of(config, torch.device("cpu")).table.numel() < 100
+    found, learner = SuffixLookup.make(config, torch.device("cpu"))
+    assert found.table.numel() < 100 and learner is None

@@ -13,7 +13,7 @@ from gapless.engine import messages as m
 from gapless.engine.seam import AdapterChange, EngineInfo
 from gapless.engine.stats import Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
-from gapless.offload.below import LowerCounts
+from gapless.offload.lower import LowerCounts
 from gapless.plan.queue import QueueCounts
 
 PARAMS = SamplingParams(

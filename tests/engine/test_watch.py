@@ -25,7 +25,7 @@ from gapless.engine.trace import KEPT_REQUESTS
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepCounts, StepRecord, StepTable
 from gapless.loop.timeline import DeviceTimes, StepSizes
-from gapless.offload.below import LowerCounts
+from gapless.offload.lower import LowerCounts
 from gapless.plan.queue import QueueCounts
 from gapless.testing.core import FakeCore
 

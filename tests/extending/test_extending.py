@@ -7,15 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(diff|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PATIENT = "import gapless.offload.host\ngapless.offload.host.LOOKUP_NS = 10**11\n"
-"""A busy machine answers a tier's question late, and that page would be computed."""
 PLAIN = "from gapless.kernels import native\nnative.load = lambda: None\n"
 """Without the C++ kernels"""
 
@@ -51,20 +48,3 @@ class Tree:
 @pytest.mark.parametrize("before", ["", PLAIN], ids=["native", "plain"])
 def test_an_added_sampling_parameter_changes_tokens(tmp_path, before):
     Tree(tmp_path, "sampling-parameter").check_program(before)
-
-
-def test_an_added_model_gives_the_tokens_of_transformers(tmp_path):
-    Tree(tmp_path, "model").check_program()
-
-
-def test_an_added_tier_loads_the_pages_that_it_stored(tmp_path):
-    tree, package = Tree(tmp_path, "tier"), tmp_path / "sqlite_tier"
-    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    info = package / "plug_in.dist-info"  # what an installation writes; pip would need a network
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    ((group, points),) = project["entry-points"].items()
-    lines = [f"{name} = {place}" for name, place in points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
-    tree.paths.append(str(package))
-    tree.check_program(PATIENT)

@@ -32,9 +32,13 @@ from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, ON_GPU
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.keys import ForwardKey, ProgramKey, SampleKey
 from gapless.step.kinds import kinds
-from gapless.step.lanes import LANE_SIZES
+from gapless.step.lanes.adjust import AdjustKey
+from gapless.step.lanes.cut import CutKey
+from gapless.step.lanes.mask import MaskKey, ReplyKey
+from gapless.step.lanes.score import ScoreKey
+from gapless.step.listing import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram

@@ -55,7 +55,7 @@ def tables_of(settings: Sequence[Setting], device: str = "cpu", vocab: int = 0) 
         table[rows, column] = torch.tensor([getattr(asked, field) for asked in settings], dtype=table.dtype)
     whole[rows, L.SEED_LOW : L.SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
     lists = [[*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
-    whole[rows, L.STOP_IDS :] = torch.tensor(lists, dtype=torch.int32)
+    whole[rows, L.STOP_IDS : L.FIRST_PARAM] = torch.tensor(lists, dtype=torch.int32)
     for row, asked in zip(rows.tolist(), settings, strict=True):
         whole[row, L.MASKED], tables.state[row, L.LATE] = bool(asked.out), asked.late
         tables.masks[row, 0] = mask_without(asked.out, vocab)

@@ -34,7 +34,7 @@ def world(rng: random.Random, size: int) -> Tables:
         active = int(rng.random() < 0.7)
         state[row, :8] = torch.tensor([rng.randrange(2**31), active, length, length - 1, 0, 3 * row, row, -row])
         params[row, L.MAX_LEN] = longest
-        stops = rng.choice((0, 1, 5, L.PARAM_COLUMNS - L.STOP_IDS))
+        stops = rng.choice((0, 1, 5, L.FIRST_PARAM - L.STOP_IDS))
         params[row, L.STOP_IDS : L.STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
         history[row, :length] = torch.tensor([rng.randrange(VOCAB) for _ in range(length)])
         pages[row] = torch.tensor(rng.sample(range(1, 1000), MAX_PAGES))

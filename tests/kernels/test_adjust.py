@@ -18,7 +18,7 @@ from gapless.base.records import NO_TOKEN, Request
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.step.wishes import wish_words
+from gapless.step.lanes.adjust import AdjustLane
 
 MAX_LEN = 600
 PLACES = 3
@@ -65,20 +65,23 @@ def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor
     return torch.from_numpy(x)
 
 
+PENALTIES = [name for name in L.PARAM_OF if name.endswith("_penalty")]
+
+
 def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[Tables, Adjustments]:
     """Row i + 1 serves request i, in slots counted down; None asks for nothing and has no slot."""
     tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
     slots = Adjustments.new(len(requests), vocab, torch.device("cpu"), PLACES)
     slots.adjusted.fill_(7.5)
-    tables.params[:, L.STOP_IDS :] = NO_TOKEN
+    tables.params[:, L.STOP_IDS : L.FIRST_PARAM] = NO_TOKEN
     reals = tables.params.view(torch.float32)
     for row, request in enumerate(requests, 1):
         if request is None:
             continue
         tables.params[row, L.ADJUST_SLOT] = slot = len(requests) + 1 - row
-        for column, name in ((L.REPETITION, "repetition"), (L.FREQUENCY, "frequency"), (L.PRESENCE, "presence")):
-            reals[row, column] = getattr(request.params, f"{name}_penalty")
-        words = wish_words(request)
+        for name in PENALTIES:
+            reals[row, L.PARAM_OF[name]] = getattr(request.params, name)
+        words = AdjustLane().wishes(request)
         slots.wishes[slot, : len(words)] = torch.from_numpy(words)
         slots.owners[slot] = row
     return Tables(*(one.to(device) for one in tables)), Adjustments(*(one.to(device) for one in slots))

@@ -27,7 +27,7 @@ def world(seed: int) -> Tables:
     torch.manual_seed(seed)
     state = torch.zeros(ROWS + 1, L.STATE_COLUMNS, dtype=torch.int32)
     params = torch.zeros(ROWS + 1, L.PARAM_COLUMNS, dtype=torch.int32)
-    params[:, L.STOP_IDS :] = NO_TOKEN
+    params[:, L.STOP_IDS : L.FIRST_PARAM] = NO_TOKEN
     for row in range(1, ROWS + 1):
         length = rng.choice((1, 2, rng.randrange(1, LONGEST - 8), LONGEST - 8))
         state[row, L.ACTIVE], state[row, L.LENGTH], state[row, L.COMPUTED] = rng.random() < 0.8, length, length - 1

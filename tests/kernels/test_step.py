@@ -121,7 +121,7 @@ def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[l
         if token < 0:
             break
         out.append(token)
-        if token in params[L.STOP_IDS :].tolist():
+        if token in params[L.STOP_IDS : L.FIRST_PARAM].tolist():
             return out, Flag.STOP
         if length + len(out) >= params[L.MAX_LEN]:
             return out, Flag.LENGTH
@@ -130,7 +130,7 @@ def taken(tokens: list[int], good: bool, length: int, params: Tensor) -> tuple[l
 
 def offered(rng: random.Random, params: Tensor, width: int) -> list[int]:
     """Tokens for a row: a stop id anywhere, and NO_TOKEN or REJECTED anywhere where a row may get several."""
-    stops = [stop for stop in params[L.STOP_IDS :].tolist() if stop >= 0]
+    stops = [stop for stop in params[L.STOP_IDS : L.FIRST_PARAM].tolist() if stop >= 0]
     tokens = [rng.randrange(VOCAB) for _ in range(width)]
     if stops and rng.random() < 0.5:
         tokens[rng.randrange(width)] = rng.choice(stops)

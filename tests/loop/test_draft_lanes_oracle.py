@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from direct import sampling_jobs
 from oracles import play, scripted_drafts, scripted_loop
 from test_loop_logprobs import Kept, check_lines, scored_jobs
 
 from gapless.base.errors import DeviceError
-from gapless.step.keys import AdjustKey
-from gapless.step.lanes import Lists
-from gapless.step.program import Buffers, StepProgram
+from gapless.step import lane
+from gapless.step.lane import spread
+from gapless.step.lanes.adjust import AdjustKey
 
 
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.seeds), 4])
@@ -39,24 +41,24 @@ def test_a_request_that_does_not_want_drafts_has_none():
     assert play(oracle, [1], 2)["drafted"] == 0 and any(job.flag != -1 for job in jobs)
 
 
-def first_place_alone(lists: Lists, batch: int, slots: int, places: int) -> Lists:
-    """The lists of a step in which each row has its first place again and again."""
-    made = at_places(lists, batch, slots, places)
-    cut, score, own = (tuple(index % size for index in indices) for indices, size in
-                       ((made.cut, batch), (made.score, batch), (made.slots, slots)))  # fmt: skip
-    return made._replace(cut=cut, score=score, slots=own)
+def first_place_alone(index: tuple[int, ...], batch: int, places: int) -> tuple[int, ...]:
+    """A list in which each row has its first place again and again."""
+    return tuple([one % batch for one in spread(index, batch, places)])
 
 
-def first_logits_alone(program: StepProgram, key: AdjustKey, at: Buffers) -> None:
-    adjust(program, key._replace(places=1), at)
+def first_logits_alone(key: AdjustKey, *given: Any) -> None:
+    adjust(key._replace(places=1), *given)
 
 
-at_places, adjust = Lists.at_places, StepProgram.adjust
+adjust = AdjustKey.run
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "replacement"),
-    [(Lists, "at_places", first_place_alone), (StepProgram, "adjust", first_logits_alone)],
+    [
+        (lane, "spread", first_place_alone),
+        (AdjustKey, "run", first_logits_alone),
+    ],
 )
 def test_a_lane_at_one_place_alone_fails_the_oracle(owner, name, replacement, monkeypatch, guarded_steps):
     monkeypatch.setattr(owner, name, replacement)

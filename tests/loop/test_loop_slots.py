@@ -45,8 +45,8 @@ PLACES = columns(ENTRIES, layout.FIRST_PARAM)
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     """Every module sees the registry, and the columns that follow from it, with the made-up parameter at its end."""
-    wider = {name: getattr(layout, name) + 1 for name in ("STOP_IDS", "PARAM_COLUMNS")}
-    wider |= {"PARAMS": ENTRIES, "PARAM_OF": PLACES, "ADMISSION_WORDS": packet.ADMISSION_WORDS + 1}
+    wider = {"PARAMS": ENTRIES, "PARAM_OF": PLACES, "PARAM_COLUMNS": layout.PARAM_COLUMNS + 1}
+    wider |= {"ADMISSION_WORDS": packet.ADMISSION_WORDS + 1}
     for module in [module for name, module in sys.modules.items() if name.startswith("gapless.")]:
         for name in wider.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, wider[name])

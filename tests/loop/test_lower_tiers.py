@@ -21,8 +21,9 @@ from gapless.loop.loop import NEWS_SECONDS
 from gapless.loop.spec import HostSizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
-from gapless.offload.below import JOB_PAGES, LowerTiers
+from gapless.offload.below import LowerTiers
 from gapless.offload.copies import GroupCopies, HostCounts, PageCopy
+from gapless.offload.lower import JOB_PAGES
 from gapless.offload.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, DiskTier
 from gapless.offload.tiers.lmcache import LMCacheTier
 from gapless.offload.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
@@ -303,7 +304,7 @@ def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
 
 @pytest.mark.process
 def test_a_store_is_dropped_and_counted_when_its_tier_is_too_slow(engine, monkeypatch):
-    monkeypatch.setattr("gapless.offload.below.BRAKE_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.offload.lower.BRAKE_SECONDS", 0.05)
 
     class Slow(DictionaryTier):
         def store(self, job, pages):
@@ -346,7 +347,7 @@ def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
     sent, size = [], 4 << 20
     line = SimpleNamespace(
         store=lambda job, some: sent.append((job, len(some))), load=lambda job, some, _: sent.append((job, len(some))),
-        ask=lambda *_: None,
+        ask=lambda *_: None, exchange=None,
     )  # fmt: skip
     tiers = LowerTiers((line,), lambda group, slot: memoryview(bytes(size)), lambda: 0, 1, 1, LoadGate())
     group = GroupCopies(0, PagePool(3000, 16, Ledger()), 3000, HostCounts())

@@ -86,12 +86,12 @@ def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_wr
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     device = CpuDevice(threads=1)
     loop = loop_of(device, Varied(VOCAB, 48), shape, 4, mask_polls=True)
-    before = loop.launcher.executor.mail.words.clone()
+    before = loop.launcher.executor.buffers.mail.words.clone()
     job = asking(0, NativeAutomaton(1, VOCAB))
     loop.submit(job.request._replace(stop_ids=(VOCAB + 700, 2**30)))
     while loop.has_work():
         loop.turn()
-    after = loop.launcher.executor.mail.words
+    after = loop.launcher.executor.buffers.mail.words
     changed = (after != before).any(1).nonzero()[:, 0].tolist()
     assert len(changed) <= 2, "the row's own slot, and the null row's"
     loop.close()

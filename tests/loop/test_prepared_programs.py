@@ -12,8 +12,10 @@ from oracles import masked_jobs
 
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.step.graphs import COMMON_LANES
-from gapless.step.keys import AdjustKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey
+from gapless.step.keys import ForwardKey, ProgramKey, SampleKey
 from gapless.step.kinds import kinds
+from gapless.step.lanes.adjust import AdjustKey
+from gapless.step.lanes.mask import MaskKey, ReplyKey
 from gapless.step.leader import Leader
 from gapless.step.speculation import Speculation
 from gapless.testing.loops import loop_of

@@ -11,8 +11,8 @@ from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.step import program
-from gapless.step.keys import AdjustKey
+from gapless.step.lanes import adjust
+from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.processors import ProcessorTables, slots_of
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
@@ -26,7 +26,7 @@ def test_a_processor_that_ran_for_rows_that_do_not_ask_would_be_noticed(guarded_
             logits.index_copy_(0, own, processors[number](logits.index_select(0, own), given))
 
     noticed = 0
-    with replaced(program, "process", everywhere), guarded_steps.rest():
+    with replaced(adjust, "process", everywhere), guarded_steps.rest():
         for seed in range(106, 112):
             try:
                 PROCESSED.play(seed, SimDevice(seed), 4)

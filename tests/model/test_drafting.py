@@ -30,7 +30,7 @@ def tables_of(rows: int, temperature: float) -> Tables:
     tables.state[:, L.LENGTH] = torch.arange(rows + 1) % 40
     tables.state[:, L.DRAFTED] = tables.state[:, L.LENGTH] + PLACES - 1
     tables.state[:, L.CUT_VALUE :: 2], tables.state[:, L.CUT_ID :: 2] = L.KEEP_VALUE, L.KEEP_ID
-    tables.params[:, L.STOP_IDS :] = NO_TOKEN
+    tables.params[:, L.STOP_IDS : L.FIRST_PARAM] = NO_TOKEN
     tables.params[:, L.TEMPERATURE] = torch.tensor(temperature).view(torch.int32)
     tables.params[:, L.SEED_LOW] = torch.arange(rows + 1) * 7919
     tables.params[:, L.ADJUST_SLOT] = 3

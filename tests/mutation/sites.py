@@ -114,7 +114,7 @@ def advance_before_observed() -> AbstractContextManager[None]:
 
 def one_packet(loop: Loop) -> None:
     executor = loop.launcher.executor
-    executor.packets = loop.device.ring(1, 4 * executor.sent.numel())
+    executor.packets = loop.device.ring(1, 4 * executor.buffers.sent.numel())
 
 
 def one_outbox(loop: Loop) -> None:

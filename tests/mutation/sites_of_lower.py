@@ -48,7 +48,7 @@ def found_before_it_came() -> AbstractContextManager[None]:
     """A copy can be loaded from the moment at which a tier below begins to fill it."""
 
     def load(original: Callable[..., None], self: LowerTiers, search: Any, place: int, copies: list[Any]) -> None:
-        kept: Any = self.lines[place]
+        kept: Any = self.tiers[place].line
         original(self, search, place, copies)
         for copy in copies:
             copy.checksum = kept.kept[copy.key][1] if copy.key in kept.kept else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,13 +21,13 @@ from gapless.loop import attendant
 from gapless.loop.attendant import NO_TAG, MaskAttendant
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.step.lanes.mask import MaskKey, ReplyKey
 from gapless.step.mail import Mail, tag_of
-from gapless.step.program import StepProgram
 
 
 def stale_mail(loop: Loop) -> None:
     """A request finds the mail of the row's last one, which had as many tokens. Lengths meet by chance alone."""
-    masks, mail = loop.parts.masks, loop.launcher.executor.mail
+    masks, mail = loop.parts.masks, loop.launcher.executor.buffers.mail
     if masks is None:
         return  # as in engines on several devices, which take no matchers
     give_row = masks.give_row
@@ -41,64 +42,63 @@ def stale_mail(loop: Loop) -> None:
 def believed(known: int) -> Callable[[], AbstractContextManager[None]]:
     """The device looks at these bits of a tag alone."""
 
-    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
-        state, (_, places) = self.tables.state.long(), key.drafted
-        expected = (state[:, GENERATION] << 32 | state[:, LENGTH])[:, None] + torch.arange(places)
-        tags = at.mail.view(torch.int64)[:, MAIL_TAG // 2 :][:, :places]
+    def fetch(original: Callable[..., None], key: MaskKey, state: Any, at: Any, index: Any) -> None:
+        lines, (_, places) = state.tables.state.long(), key.drafted
+        expected = (lines[:, GENERATION] << 32 | lines[:, LENGTH])[:, None] + torch.arange(places)
+        tags = at.mail.words.view(torch.int64)[:, MAIL_TAG // 2 :][:, :places]
         tags.copy_(torch.where((tags & known) == (expected & known), expected, tags))
-        original(self, key, at)
+        original(key, state, at, index)
 
-    return lambda: replaced(StepProgram, "mask", mask)
+    return lambda: replaced(MaskKey, "run", fetch)
 
 
 def never_held() -> AbstractContextManager[None]:
     """A row whose mask is late is sampled without it."""
 
-    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
-        original(self, key, at)
-        self.tables.state[:, LATE].zero_()
+    def fetch(original: Callable[..., None], key: MaskKey, state: Any, at: Any, index: Any) -> None:
+        original(key, state, at, index)
+        state.tables.state[:, LATE].zero_()
 
-    return replaced(StepProgram, "mask", mask)
+    return replaced(MaskKey, "run", fetch)
 
 
 def never_cut() -> AbstractContextManager[None]:
     """Drafts are verified where no mask has come for them."""
 
-    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
-        drafted = self.tables.state[:, DRAFTED].clone()
-        original(self, key, at)
-        self.tables.state[:, DRAFTED].copy_(drafted)
+    def fetch(original: Callable[..., None], key: MaskKey, state: Any, at: Any, index: Any) -> None:
+        drafted = state.tables.state[:, DRAFTED].clone()
+        original(key, state, at, index)
+        state.tables.state[:, DRAFTED].copy_(drafted)
 
-    return replaced(StepProgram, "mask", mask)
+    return replaced(MaskKey, "run", fetch)
 
 
 def of_any_drafts() -> AbstractContextManager[None]:
     """A mask after drafts is believed to be of those that the row has."""
 
-    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+    def fetch(original: Callable[..., None], key: MaskKey, state: Any, at: Any, index: Any) -> None:
         _, places = key.drafted
-        place = torch.arange(places - 1) + self.tables.state[:, LENGTH, None]
-        drafts = self.tables.history.gather(1, place.clamp(max=self.tables.history.shape[1] - 1).long())
-        at.mail[:, MAIL_ALONG : MAIL_ALONG + places - 1].copy_(drafts)
-        original(self, key, at)
+        place = torch.arange(places - 1) + state.tables.state[:, LENGTH, None]
+        drafts = state.tables.history.gather(1, place.clamp(max=state.tables.history.shape[1] - 1).long())
+        at.mail.words[:, MAIL_ALONG : MAIL_ALONG + places - 1].copy_(drafts)
+        original(key, state, at, index)
 
-    return replaced(StepProgram, "mask", mask)
+    return replaced(MaskKey, "run", fetch)
 
 
 def other_drafts(loop: Loop) -> None:
     """The host is given another first draft of each row than the one that the row then has."""
     program = loop.launcher.program
-    reply = program.reply
+    of, tables = program.of, program.tables
 
-    def misleading(key: Any, at: Any) -> None:
-        tables = program.tables
+    def misleading(reply: Callable[..., None], key: Any, at: Any) -> None:
         place = tables.state[:, LENGTH, None].clamp(max=tables.history.shape[1] - 1).long()
         drafts = tables.history.gather(1, place)
         tables.history.scatter_(1, place, (drafts + 1) % VOCAB)
         reply(key, at)
         tables.history.scatter_(1, place, drafts)
 
-    program.reply = misleading  # type: ignore[method-assign]
+    program.of = lambda key: partial(misleading, of(key)) if isinstance(key, ReplyKey) else of(key)  # type: ignore
 
 
 def goes_on() -> AbstractContextManager[None]:

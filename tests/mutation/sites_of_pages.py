@@ -23,8 +23,8 @@ from gapless.plan.pages import RowPages
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
 from gapless.step.keys import Order
-from gapless.step.lanes import Lanes
-from gapless.step.program import StepProgram
+from gapless.step.lanes.score import ScoreKey
+from gapless.step.listing import Lanes
 
 # Two doors of a prefix: what a step may read, and what a transfer may read.
 
@@ -185,7 +185,8 @@ def one_row_uncut() -> AbstractContextManager[None]:
 
     def of(original: Callable[..., Any], self: Lanes, plan: Any) -> Any:
         lists = original(self, plan)
-        return lists._replace(cut=lists.cut[1:])
+        kept = [one._replace(samples=one.samples[one.lane.name == "cut" :]) for one in lists.lanes]
+        return lists._replace(lanes=tuple([one for one in kept if one.samples]))
 
     return replaced(Lanes, "of", of)
 
@@ -198,12 +199,12 @@ def lists_stay_behind() -> AbstractContextManager[None]:
 def score_in_the_next_slot() -> AbstractContextManager[None]:
     """Scores go to the slot that the packet names by now, which is that of the next step."""
 
-    def score(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+    def score(original: Callable[..., None], key: ScoreKey, state: Any, at: Any, index: Any) -> None:
         words = at.words.clone()
         words[PACKET_SLOT] += 1
-        original(self, key, at._replace(words=words))
+        original(key, state, at._replace(words=words), index)
 
-    return replaced(StepProgram, "score", score)
+    return replaced(ScoreKey, "run", score)
 
 
 # Followers.

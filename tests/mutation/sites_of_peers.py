@@ -20,7 +20,6 @@ from gapless.offload.host import HostTier
 from gapless.offload.search import Search
 from gapless.offload.tiers.frames import FrameKind, FrameSocket
 from gapless.offload.tiers.giving import PeerSession
-from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierRelease
 from gapless.offload.tiers.shelf import Shelf, ShelfPage
 
@@ -78,8 +77,8 @@ def returned_at_once() -> AbstractContextManager[None]:
     """What is lent goes back before it is read."""
 
     def ended(original: Callable[..., None], self: LowerTiers, place: int, end: JobEnd) -> None:
-        if end.memory is not None and isinstance(line := self.lines[place], PeerWorker):
-            line.give_back(end.job)
+        if end.memory is not None and (exchange := self.tiers[place].exchange) is not None:
+            exchange.give_back(end.job)
         original(self, place, end)
 
     return replaced(LowerTiers, "ended", ended)

@@ -7,13 +7,15 @@ from test_host_copies import World as HostWorld
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.memory.groups import WindowRule
-from gapless.offload import below as lower
+from gapless.offload import lower
 from gapless.offload.tiers.peer import PeerWorker
 from gapless.offload.tiers.seam import JobEnd, TierAnswer, key_of
 
 
 class Line:
     """Notes the orders of the loop; a test says what comes of them."""
+
+    exchange = None
 
     def __init__(self, name="line"):
         self.name = name
@@ -455,6 +457,7 @@ class PeerLine(Line, PeerWorker):
         self.gives, self.borrowed = False, {}
 
     has_news, room, take, ask = Line.has_news, Line.room, Line.take, Line.ask
+    exchange = PeerWorker.exchange
 
     def borrow(self, job, keys, seconds):
         self.borrowed[job] = keys

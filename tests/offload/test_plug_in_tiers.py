@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dictionary_tier
 import pytest
+from extending.installed import install
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -11,20 +12,13 @@ from gapless.base.errors import ConfigError
 from gapless.engine.tiers import EngineTiers
 from gapless.offload.tiers.plugins import factory_of
 
-POINTS = """[gapless.kv_tiers]
-shelf = dictionary_tier:Shelf
-broken = no_such_module:Tier
-"""
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. " * 10
 
 
 @pytest.fixture(autouse=True)
 def package(tmp_path, monkeypatch):
     """A package is installed that has two tiers, one of which cannot be imported; what was opened."""
-    info = tmp_path / "shelf-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(POINTS)
+    install(tmp_path, "gapless.kv_tiers", shelf="dictionary_tier:Shelf", broken="no_such_module:Tier")
     monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)  # the machine may be busy
     monkeypatch.syspath_prepend(str(tmp_path))
     opened = []

@@ -39,7 +39,7 @@ def test_row_009_drafts_have_no_buffer_on_the_host():
     with patch.object(SimStream, "upload", noted):
         for seed in range(4):
             loop = drafting(seed)
-            most = loop.launcher.executor.sent.numel()
+            most = loop.launcher.executor.buffers.sent.numel()
             play(loop, [job(key, tokens(key, 3), 12) for key in range(3)])
             assert loop.launcher.gate.report().draft_tokens
             assert max(uploads) <= most and len(uploads) <= loop.counters.steps

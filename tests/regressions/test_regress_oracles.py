@@ -23,7 +23,8 @@ from gapless.plan.planner import Planner
 from gapless.plan.prefill import Prefill
 from gapless.step import program
 from gapless.step.executor import Executor
-from gapless.step.lanes import Lanes
+from gapless.step.lanes.adjust import AdjustKey
+from gapless.step.listing import Lanes
 from gapless.step.processors import ProcessorTables
 from gapless.step.program import StepProgram
 from gapless.testing.sim import SimStream
@@ -111,7 +112,11 @@ def row_024_penalties_count_a_token_that_is_not_there() -> AbstractContextManage
 
 @noticed_by("wishes")
 def row_025_rows_with_penalties_are_not_listed() -> AbstractContextManager[None]:
-    return replaced(Lanes, "of", lambda of, self, plan: of(self, plan)._replace(adjust=(), slots=()))
+    def of(original, self, plan):
+        lists = original(self, plan)
+        return lists._replace(lanes=tuple([one for one in lists.lanes if one.lane.name != "adjust"]))
+
+    return replaced(Lanes, "of", of)
 
 
 @noticed_by("processors")
@@ -181,18 +186,18 @@ def row_066_a_sampled_token_is_not_applied() -> AbstractContextManager[None]:
 
 @noticed_by("masks", sharp=True)
 def row_074_a_bias_comes_after_the_mask() -> AbstractContextManager[None]:
-    def biases_last(adjust, program, key, at):
-        adjust(program, key, at)
-        program.tables.masks.fill_(-1)
+    def biases_last(adjust, key, state, *given):
+        adjust(key, state, *given)
+        state.tables.masks.fill_(-1)
 
-    return replaced(StepProgram, "adjust", biases_last)
+    return replaced(AdjustKey, "run", biases_last)
 
 
 @noticed_by("plain")
 def row_076_a_captured_step_reads_a_packet_on_the_host() -> AbstractContextManager[None]:
     def from_the_host(capture, executor, order):
         own = executor.buffers
-        words = executor.packets.slots[0].tensor.view(torch.int32)[executor.first :]
+        words = executor.packets.slots[0].tensor.view(torch.int32)[executor.layout.packet :]
         executor.buffers = own._replace(words=words)
         try:
             return capture(executor, order)

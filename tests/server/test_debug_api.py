@@ -26,8 +26,8 @@ from gapless.engine.stats import Stats
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
 from gapless.memory.pages import PageCounts
-from gapless.offload.below import LowerCounts
 from gapless.offload.copies import HostCounts
+from gapless.offload.lower import LowerCounts
 from gapless.server import debug, pages, settings
 from gapless.server.app import App
 from gapless.server.config import ServerConfig

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo
 from gapless.engine.stats import Stats
-from gapless.offload.below import LowerCounts
+from gapless.offload.lower import LowerCounts
 from gapless.server.metrics import Metrics
 
 PAGE = Path(__file__).parent / "metrics_page.txt"

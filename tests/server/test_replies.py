@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gapless.base.errors import ConfigError, RequestError
 from gapless.demo import weights_dir
-from gapless.server.dialects.chat.answer import delta_of, message_of
+from gapless.server.dialects.chat import delta_of, message_of
 from gapless.text.items import Items
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import ReplyFormat

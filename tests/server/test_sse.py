@@ -7,7 +7,7 @@ import pytest
 
 from gapless.base.params import SamplingParams
 from gapless.engine.outputs import Delta
-from gapless.server.dialects.chat.answer import ChatAnswer
+from gapless.server.dialects.chat import ChatAnswer
 from gapless.server.dialects.completions import CompletionAnswer
 
 TEXTS = ["", " the", 'a "quoted" \\ line\n', "你好 \U0001f469", '%d %b "~" 100%', "\ud7ff\x00"]

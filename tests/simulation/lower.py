@@ -30,7 +30,7 @@ class Order(NamedTuple):
 class LateLine:
     """Takes the orders of a loop. It reads and writes slots at the last moment, and in any order."""
 
-    name = "late"
+    name, exchange = "late", None
 
     def __init__(self, kept: Kept, seed: int, delays: Sequence[int] = DELAYS, fails: float = 0.1) -> None:
         """`kept` outlives engines. Each of `delays` is as likely; `fails` is how often a job does."""

@@ -11,7 +11,8 @@ from gapless.kernels.layout import ACTIVE, HEADER_WORDS, LENGTH, MAX_LEN, PACKET
 from gapless.model.seam import BatchShape, StepInputs
 from gapless.step.inputs import Batch, split_groups
 from gapless.step.keys import ForwardKey, SampleKey
-from gapless.step.program import Buffers, StepProgram
+from gapless.step.lane import Buffers
+from gapless.step.program import StepProgram
 
 TURNS = 4
 """A row that may be held is, once in so many steps."""

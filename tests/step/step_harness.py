@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -9,20 +10,21 @@ import torch
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Admission, Chunk, PageWrite, Request, StepPlan
+from gapless.device import Ring
 from gapless.kernels import plain
 from gapless.kernels.tables import Tables
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import Slots
-from gapless.step.executor import LISTS
 from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import SampleKey
-from gapless.step.lanes import Lanes
+from gapless.step.lane import Buffers
 from gapless.step.leader import Leader
-from gapless.step.mail import mail_bytes
+from gapless.step.listing import Lanes
+from gapless.step.mail import Mail, mail_bytes
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
-from gapless.step.program import Buffers, StepProgram
+from gapless.step.program import RowOptions, StepProgram
 
 
 def request(params=None, seed=0, stop_ids=(), min_len=0, max_len=64, tokens=(1,), key=0, **sampling):
@@ -31,6 +33,11 @@ def request(params=None, seed=0, stop_ids=(), min_len=0, max_len=64, tokens=(1,)
 
 
 SLOTS = 3
+
+
+def rows_in(lists, lane):
+    """The listed rows of a lane."""
+    return next((one.samples for one in lists.lanes if one.lane.name == lane), ())
 
 
 class ScoreLine(NamedTuple):
@@ -63,7 +70,7 @@ class Bench:
         cache = model.new_cache(pages, size, cpu)
         self.shape = OutboxShape(max(rows, 16), 2 * max_len, kind.width)
         tables = Tables.new(rows, max_len, self.max_pages, cpu, model.vocab_size)
-        self.program = kind(model, tables, cache, kernels, self.shape, SLOTS)
+        self.program = kind(model, tables, cache, kernels, self.shape, RowOptions(SLOTS))
         graphs = StepGraphs(GraphShapes((), None, False, size, 0, 1, 1), lambda order: [], 1)
         self.leader = Leader(Packer(self.table, self.max_pages), Lanes(self.table), graphs)
         self.requests = {}
@@ -118,15 +125,21 @@ class Bench:
         rows = self.shape.rows
         words = max_words(rows, 2 * self.max_pages * self.table.size, self.shape.tokens)
         outboxes = np.full((2, self.shape.words), -99, np.int32)
-        lists = {name: torch.full((rows,), -99, dtype=torch.int32) for name in LISTS}
-        for name, given in decision.lists.items():
-            lists[name][: len(given)] = torch.from_numpy(given)
+        lanes = [
+            [torch.full((rows,), -99, dtype=torch.int32) for _ in range(lane.lists)] for lane in self.program.lanes
+        ]
+        lists = list(itertools.chain(*lanes))
+        for number, given in decision.lists:
+            lists[number][: len(given)] = torch.from_numpy(given)
         fill = decision.fill.words if decision.fill else [np.zeros(0, np.int32)]
         loads = torch.from_numpy(np.concatenate(([-99] * 3, *fill)).astype(np.int32))
         packet = torch.from_numpy(np.full(words, -99, np.int32))
         logits = torch.full((rows, self.model.vocab_size), torch.nan, dtype=self.model.dtype)
         tokens = torch.full((rows, self.program.width), -99, dtype=torch.int32)
         lines = torch.from_numpy(outboxes)
-        mail = torch.zeros(len(self.tables.state), mail_bytes(self.model.vocab_size) // 2, dtype=torch.int32)
-        buffers = Buffers(packet, loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=lines, mail=mail)
+        vocab = self.model.vocab_size
+        mail = Mail(Ring(len(self.tables.state), mail_bytes(vocab), pin=False), vocab)
+        of_lanes = iter(lists)
+        own = tuple([tuple(itertools.islice(of_lanes, lane.lists)) for lane in self.program.lanes])
+        buffers = Buffers(packet, packet, loads, own, logits, tokens, lines, lines, mail)
         return buffers, outboxes

@@ -11,14 +11,13 @@ from harness import VOCAB, Job, capture_all, checksum_loop, run
 from sharpest import sharpest
 from step_harness import request
 
-from gapless.base.records import StepPlan
 from gapless.device import CpuDevice, cpu_native
 from gapless.kernels import native
 from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.keys import ForwardKey
-from gapless.step.lanes import NO_LISTS, Lanes
+from gapless.step.listing import Lanes, filled
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
 
@@ -100,17 +99,6 @@ def test_all_steps_are_replays_whatever_one_row_asks_for(asks, kind):
     assert counters.steps <= alone.steps + 1 and counters.graph_steps >= 20
 
 
-@pytest.mark.parametrize("asks", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
-def test_the_lane_of_the_cut_is_for_rows_that_the_registry_says_need_it(asks):
-    lanes, plan = Lanes(RowTable(3, 8, Ledger())), StepPlan(1, (3, 1, 2), (), (), (), 8)
-    lanes.admit(1, request(temperature=0.7, **asks))
-    lanes.admit(2, request(temperature=0.0, **asks))
-    lanes.admit(3, request(temperature=0.7))
-    assert lanes.of(plan).cut == (1,), "a greedy row asks for no cut"
-    lanes.admit(1, request(temperature=0.7))
-    assert lanes.of(plan) == NO_LISTS
-
-
 @pytest.mark.parametrize("rows", sharpest([32, 256]))
 def test_steps_of_many_rows_are_replays_whatever_they_ask_for(rows):
     for asks in ("logprobs", "everything"):
@@ -151,12 +139,10 @@ def test_a_chain_scores_every_step_of_it():
     assert [line[1] for line in alone] == list(range(2, 2 + len(alone))), "one line a token, in order"
 
 
-def test_lanes_keep_the_vocabulary_unsorted(monkeypatch):
-    """Sorting all rows since one has top-p alone was most of a step."""
-    monkeypatch.setattr(torch.Tensor, "argsort", None)
-    monkeypatch.setattr(torch.Tensor, "sort", None)
-    found, _ = tokens_of(4, ASKS["top-p"], buckets=())
-    assert all(len(tokens) > 2 for tokens in found)
+def test_a_list_is_filled_up_with_its_last_entry():
+    lanes = Lanes(RowTable(40, 16, Ledger()))
+    assert [lanes.size(count) for count in (1, 2, 4, 5, 17, 40)] == [1, 4, 4, 16, 40, 40]
+    assert filled((3, 9), 4).tolist() == [3, 9, 9, 9] and filled((3,), 1).tolist() == [3]
 
 
 def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
@@ -169,6 +155,5 @@ def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
     run(loop, jobs[:1])
     steady = sizes[-1]
     run(loop, jobs[1:])
-    places = executor.places
-    assert sizes[-1] == steady + places["cut"].stop - places["score"].start == steady + 2 * 32
-    assert np.array_equal(executor.buffers.score[:1].numpy(), [0])
+    assert sizes[-1] == steady + executor.layout.size == steady + 32
+    assert np.array_equal(executor.buffers.lists[-1][0][:1].numpy(), [0])

@@ -12,7 +12,8 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.pace.draft_gate import ENDING, DraftGate
 from gapless.step import graphs
-from gapless.step.keys import ForwardKey, MaskKey, SampleKey
+from gapless.step.keys import ForwardKey, SampleKey
+from gapless.step.lanes.mask import MaskKey
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_harness import request
+from step_harness import request, rows_in
 
 from gapless.base.params import MAX_STOP_IDS, SamplingParams, Words, columns, param, registry
 from gapless.base.records import NO_TOKEN, Admission, Chunk, PageWrite, StepPlan
@@ -40,7 +40,7 @@ from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.inputs import apply_admissions, apply_pages
-from gapless.step.lanes import Lanes
+from gapless.step.listing import Lanes
 from gapless.step.packet import Packer, Packet, max_words, write_params
 
 ROWS, MAX_LEN, MAX_PAGES, TOKENS = 6, 24, 6, 40
@@ -142,7 +142,8 @@ def check_params(found, asked):
     expected = torch.tensor([sampling.temperature, sampling.top_p, sampling.min_p])
     assert torch.equal(reals[[TEMPERATURE, TOP_P, MIN_P]], expected)
     assert found[SEED_LOW : SEED_HIGH + 1].clone().view(torch.int64).item() == asked.seed
-    assert found[STOP_IDS:].tolist() == [*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))]
+    stops = found[STOP_IDS : layout.FIRST_PARAM].tolist()
+    assert stops == [*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))]
 
 
 def test_a_parameter_added_to_the_registry_reaches_its_column():
@@ -172,13 +173,16 @@ def test_a_parameter_added_to_the_registry_reaches_its_column():
 
 def test_columns_in_cpp_are_those_of_the_layout():
     """C++ says them once more, by the same names."""
-    source = (Path(layout.__file__).parent / "native" / "glue.h").read_text(encoding="utf-8")
-    for kind in ("State", "Param", "Wish"):
-        found = re.search(rf"enum {kind} {{([^}}]*)}};", source)
+    glue, adjust = ((Path(layout.__file__).parent / "native" / name).read_text() for name in ("glue.h", "adjust.cpp"))
+    values = {f"{name.removesuffix('_penalty').upper()}": at for name, at in PARAM_OF.items() if "penalty" in name}
+    values |= {"FIRST_PENALTY": values["REPETITION"], "PENALTY_END": layout.PARAM_COLUMNS}
+    for kind, source in (("State", glue), ("Param", glue), ("Wish", glue), ("Penalty", adjust)):
+        found, value = re.search(rf"enum {kind} {{([^}}]*)}};", source), -1
         assert found is not None
-        names = re.findall(r"\w+", found[1])
-        assert [getattr(layout, name) for name in names] == list(range(len(names)))
-    assert f"WISHES = ARGUMENTS + {layout.WISHES - layout.ARGUMENTS};" in source
+        for name, text in re.findall(r"(\w+)(?: = ([^,]+))?", found[1]):
+            value = eval(text, {**vars(layout), **values}) if text else value + 1
+            assert value == (values[name] if name in values else getattr(layout, name))
+    assert f"WISHES = ARGUMENTS + {layout.WISHES - layout.ARGUMENTS};" in glue
 
 
 def test_the_rows_of_an_unchanged_decode_set_are_written_every_time():
@@ -209,7 +213,7 @@ def test_the_largest_plan_fits():
     for row in range(1, ROWS + 1):  # prompts that go on behind their chunks: every position is scored, and every row
         lanes.admit(row, request(tokens=range(TOKENS), logprobs=20, prompt_logprobs=0))
     lists = lanes.of(plan)
-    assert (len(lists.score), lists.prompts, lists.width) == (ROWS, TOKENS, 20)
+    assert (len(rows_in(lists, "score")), lists.prompts, lists.width) == (ROWS, TOKENS, 20)
     assert packer.shape(plan, lists.prompts).words == max_words(ROWS, MAX_PAGES + 2 * ROWS, TOKENS)
 
 

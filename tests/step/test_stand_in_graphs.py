@@ -13,6 +13,8 @@ from sharpest import sharpest
 
 from gapless.step import graphs
 from gapless.step.keys import CaptureOrder
+from gapless.step.lanes.cut import CutKey
+from gapless.step.lanes.score import ScoreKey
 from gapless.testing.sim import SimDevice
 
 ASKING = (
@@ -77,7 +79,7 @@ def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatc
         seen = watch(loop)
         tokens.append(drive(loop, ASKING, scores=values))
     moved = [
-        ("cut" in decision.lists, "score" in decision.lists)
+        (CutKey in map(type, decision.wanted), ScoreKey in map(type, decision.wanted))
         for plan, decision, stands_in in many(seen)
         if stands_in and 0 < len(plan.decode) < decision.key.forward.batch.decode
     ]

@@ -10,6 +10,8 @@ namespace {
 constexpr int32_t IN_PROMPT = 1 << 30;
 constexpr float BANNED = -1e30f;
 
+enum Penalty { REPETITION = FIRST_PENALTY, FREQUENCY, PRESENCE, PENALTY_END };  // in the order of base/params.py
+
 // A product that is rounded before it is subtracted, as torch's is: else compilers join the two.
 [[gnu::noinline]] float product(float a, float b) { return a * b; }
 
@@ -38,6 +40,8 @@ int32_t count_of(const Asking& row, int32_t token) {
 }
 
 }  // namespace
+
+const int64_t ADJUST_COLUMNS = PENALTY_END;
 
 void count_tokens(const Asking& row) {
   if (Penalties(row.params).none() && !row.wishes[PROCESSORS]) return;

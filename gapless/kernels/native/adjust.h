@@ -8,6 +8,8 @@
 
 namespace gapless {
 
+extern const int64_t ADJUST_COLUMNS;  // columns of parameters, at least
+
 // A row's lines of the tables and of its slot, and the number of its drafts that count as tokens.
 struct Asking {
   const int32_t *state, *params, *history, *wishes;

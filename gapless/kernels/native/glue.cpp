@@ -74,12 +74,11 @@ namespace {
 
 // Takes a continuing row's tokens, into its history and `out`, which is filled with NO_TOKEN.
 int32_t take(
-    const int64_t* tokens, int64_t width, int32_t* own, const int32_t* params, int64_t columns, int32_t* history,
-    int32_t* out) {
+    const int64_t* tokens, int64_t width, int32_t* own, const int32_t* params, int32_t* history, int32_t* out) {
   for (int64_t i = 0; i < width && tokens[i] >= 0; i++) {
     int32_t token = int32_t(tokens[i]);
     history[own[LENGTH]++] = out[i] = token;
-    if (std::find(params + STOP_IDS, params + columns, token) != params + columns) return STOP;
+    if (std::find(params + STOP_IDS, params + TEMPERATURE, token) != params + TEMPERATURE) return STOP;
     if (own[LENGTH] >= params[MAX_LEN]) return LENGTH_REACHED;
   }
   return out[0] < 0 ? HELD : LIVE;
@@ -142,7 +141,7 @@ void finish(
       given[j] = int32_t(std::min<int64_t>(step.tokens[i * step.width + j], NO_TOKEN));
     if (active && step.finite[i])
       flag = take(
-          step.tokens + i * step.width, own[LATE] ? 0 : step.width, own, params.row(row), params.columns, history.row(row), given);
+          step.tokens + i * step.width, own[LATE] ? 0 : step.width, own, params.row(row), history.row(row), given);
     if (active) own[COMPUTED] = own[LENGTH] - 1;
     if (flag != LIVE && flag != HELD) own[ACTIVE] = 0;
     line += words;

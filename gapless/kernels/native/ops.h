@@ -51,7 +51,7 @@ void fit_tables(const char* op, const Tensor& state, const More&... more) {
 }
 
 inline void fit_params(const char* op, const Tensor& params) {
-  fits(params.dim() == 2 && params.size(1) > STOP_IDS, op);
+  fits(params.dim() == 2 && params.size(1) > FIRST_PENALTY, op);
 }
 
 inline const int64_t* longs(const Tensor& x) {

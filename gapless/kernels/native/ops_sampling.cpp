@@ -26,9 +26,9 @@ struct Banned {
   explicit operator bool() const { return mask || stops != end; }
 };
 
-Banned banned(const int32_t* mask, const int32_t* state, const int32_t* own, int64_t columns) {
+Banned banned(const int32_t* mask, const int32_t* state, const int32_t* own) {
   bool masked = own[MASKED] && !state[LATE], early = state[LENGTH] + 1 <= own[MIN_LEN] && own[STOP_IDS] >= 0;
-  return {masked ? mask : nullptr, own + STOP_IDS, own + (early ? columns : STOP_IDS)};
+  return {masked ? mask : nullptr, own + STOP_IDS, own + (early ? TEMPERATURE : STOP_IDS)};
 }
 
 // The mask of a row after some drafts.
@@ -122,7 +122,7 @@ std::tuple<Tensor, Tensor> sample_op(
       const int32_t* line = then.data();
       auto draw = [&](const auto* logits) {
         Tensor copy;
-        if (auto some = banned(mask_of(masks, row[i % batch], place), line, own, settings.columns))
+        if (auto some = banned(mask_of(masks, row[i % batch], place), line, own))
           copy = allowed(logits, vocab, some);
         std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
                                                           : sampled(logits, vocab, line, own);
@@ -165,7 +165,7 @@ Tensor draft_op(
       line[CUT_VALUE] = bits_of<int32_t>(-std::numeric_limits<float>::infinity());
       line[CUT_ID] = std::numeric_limits<int32_t>::max();
       const T* drafted = data<T>(logits) + i * some;
-      Banned stops = banned(nullptr, line.data(), own, params.size(1));
+      Banned stops = banned(nullptr, line.data(), own);
       int64_t* token = data<int64_t>(tokens) + i;
       bool greedy = bits_of<float>(own[TEMPERATURE]) <= 0;
       if (!stops && (!named || greedy)) {
@@ -186,7 +186,7 @@ void adjust_op(
   whole(logits), whole(index), whole(rows), whole(adjusted);
   fit_tables("adjust", state, params, history), fit_params("adjust", params);
   fits(
-      rows.size(0) > 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES && counts.dim() == 2 &&
+      params.size(1) >= ADJUST_COLUMNS && rows.size(0) > 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES && counts.dim() == 2 &&
           counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
           adjusted.size(0) >= logits.size(0) / rows.size(0) && adjusted.size(2) == logits.size(1) &&
           wishes.size(0) == adjusted.size(1) && counts.size(0) == adjusted.size(1) &&
@@ -246,7 +246,7 @@ void cut_op(
       const T* logits = all + sampled[i] * vocab;
       bool spread = count == 1 && vocab > 1 << 15;  // a row of its own has the threads that others would have
       Tensor copy;
-      if (auto some = banned(mask_of(masks, own, place), line, asked, settings.columns))
+      if (auto some = banned(mask_of(masks, own, place), line, asked))
         copy = allowed(logits, vocab, some);
       Cut cut = copy.defined() ? cut_of(data<float>(copy), vocab, filters, spread)
                                : cut_of(logits, vocab, filters, spread);

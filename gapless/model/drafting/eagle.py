@@ -17,12 +17,12 @@ from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
+from gapless.model.families import EAGLE_FAMILIES
 from gapless.model.fields import Fields, warn_of
 from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
-EAGLE_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 UNREAD_TENSORS = ("t2d", "embed_tokens.weight")
 """Tensors of a checkpoint that are not read: the inverse of `d2t`, and the model's own embedding"""
 
@@ -41,7 +41,7 @@ class HeadConfig(NamedTuple):
     @classmethod
     def read(cls, directory: Path, model: ModelConfig) -> HeadConfig:
         """Read a head for `model`. Raises CheckpointError naming the file and the field."""
-        layer = read_model_config(directory, EAGLE_ARCHITECTURES)
+        layer = read_model_config(directory, EAGLE_FAMILIES)
         fields = layer.files[0]
         for name, found, wanted in (
             ("vocab_size", layer.vocab_size, model.vocab_size),

@@ -34,19 +34,14 @@ class SuffixLookup:
 
     @classmethod
     def make(cls, config: SpeculativeConfig, device: torch.device) -> Drafting:
-        made = cls.of(config, device)
-        return Drafting(made, made.learn if config.suffix_decoding_max_cached_requests else None)
-
-    @classmethod
-    def of(cls, config: SpeculativeConfig, device: torch.device) -> SuffixLookup:
-        """Allocate the table of the configuration."""
         drafts = config.num_speculative_tokens
         longest = min(SUFFIX_LENGTHS[-1], config.suffix_decoding_max_tree_depth - drafts)
         lengths = sum(length <= longest for length in SUFFIX_LENGTHS)
         entries = 1 << (config.suffix_decoding_max_cached_requests * ANSWER_TOKENS - 1).bit_length()
         factor, least = config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob
         asked = Recall(drafts, round(1000 * factor), round(1000 * least))
-        return cls(longest, asked, new_suffixes(lengths, entries, device))
+        made = cls(longest, asked, new_suffixes(lengths, entries, device))
+        return Drafting(made, made.learn if config.suffix_decoding_max_cached_requests else None)
 
     def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
         same = kernels.look_up(rows, tables, self.asked.most, SUFFIX_LENGTHS[0], self.longest)

@@ -18,7 +18,7 @@ from gapless.offload.tiers.copying import Copies
 from gapless.offload.tiers.frames import tls_of
 from gapless.offload.tiers.giving import PeerServer
 from gapless.offload.tiers.link import FIRST_BACK_OFF, Adopt, LinkQuestion, PeerCaller, PeerLink
-from gapless.offload.tiers.seam import Found, JobEnd, TierPage, TierRelease, TierSetup
+from gapless.offload.tiers.seam import Found, JobEnd, PeerExchange, TierPage, TierRelease, TierSetup
 from gapless.offload.tiers.shelf import Shelf, ShelfPage
 from gapless.offload.tiers.worker import TierQuestion, TierWorker
 
@@ -161,6 +161,10 @@ class PeerWorker(TierWorker):
         tier.released = lambda job, place: self._news.append(TierRelease(job, place))
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
+
+    @property
+    def exchange(self) -> PeerExchange:
+        return self
 
     def begin(self, name: str) -> None:
         """A request of this name was submitted: its pages will follow."""

@@ -164,3 +164,22 @@ def group_in(key: bytes) -> int:
 def seal(namespace: bytes, *parts: bytes) -> bytes:
     """Return a digest that binds a page's key to its checksum, so that no other page's record passes for it."""
     return blake2b(b"".join(parts), digest_size=SEAL_BYTES, key=namespace).digest()
+
+
+class PeerExchange(Protocol):
+    """Orders to a tier whose pages come from peers, or go to them."""
+
+    gives: bool
+    """Whether peers may take pages here"""
+
+    def begin(self, name: str) -> None:
+        """Announce a request whose pages will follow."""
+
+    def end(self, name: str, whole: bool) -> None:
+        """End a request's pages; if it is whole, after the stores that wait now."""
+
+    def borrow(self, job: int, keys: Sequence[bytes], seconds: float) -> None:
+        """Have a peer lend these pages until `give_back`."""
+
+    def give_back(self, job: int) -> None:
+        """Return the pages of a job: nothing reads them any more."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.offload.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage, TierRelease
+from gapless.offload.tiers.seam import Found, JobEnd, KVTier, PeerExchange, TierAnswer, TierPage, TierRelease
 
 T = TypeVar("T")
 log = logging.getLogger("gapless.offload.tiers")
@@ -78,6 +78,11 @@ class TierWorker:
         self._poll_seconds = POLL_SECONDS
         self._closes_at = NO_DEADLINE
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
+
+    @property
+    def exchange(self) -> PeerExchange | None:
+        """Return the way to peers, if the tier has one."""
+        return None
 
     def start(self) -> None:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""A dialect: a small part of Ollama's POST /api/generate. `gapless serve --dialect ollama` serves it."""
+"""A dialect: a small part of Ollama's POST /api/generate. `gapless serve --dialects ollama` serves it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import msgspec
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import StructuredOutputs
-from gapless.server.dialects.chat.request import ChatRequest
+from gapless.server.dialects.chat import ChatRequest
 from gapless.server.protocol import QUESTION
 
 LEAST_BUDGET = 1_024

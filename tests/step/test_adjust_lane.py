@@ -1,4 +1,4 @@
-"""`process`: which rows a processor changes, what it is given, and in which order several run."""
+"""The adjust lane's processors: which rows a processor changes, what it is given, and in which order several run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gapless.kernels.layout import ADJUST_SLOT, LENGTH, PROCESSORS
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.loop.records import StepCounts
 from gapless.loop.spec import Sizes
+from gapless.step.lanes.adjust import AdjustLane
 from gapless.step.processors import Processor, process
-from gapless.step.wishes import wish_words
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
 
@@ -56,7 +56,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     request = Request(
         0, np.zeros(3, np.int32), SamplingParams(), 0, (), 0, 8, processors=((1, (2.0,)), (0, (0.5, 3.0)))
     )  # fmt: skip
-    words = wish_words(request)
+    words = AdjustLane().wishes(request)
     slots.wishes[2, : len(words)] = torch.from_numpy(words)
     before, seen = slots.adjusted[0, 2].clone(), []
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of one step against a computation in float64, in Python's own order of tokens."""
+"""The score lane: log-probabilities of one step against a computation in float64, in Python's own order of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from step_harness import Bench, request
+from step_harness import Bench, request, rows_in
 from test_capture_ready import recorded
 
 from gapless.base.records import Admission, Chunk, Flag, PageWrite, StepPlan
@@ -15,7 +15,7 @@ from gapless.kernels import scores
 from gapless.kernels.scores import measure, pieces
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
-from gapless.step.lanes import NO_LISTS, Lanes, filled
+from gapless.step.listing import NO_LISTS, Lanes
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 
 VOCAB = 97
@@ -216,28 +216,13 @@ def test_widths_are_few_and_no_wider_than_asked():
     for row, top in enumerate((0, 1, 4, 6), 1):
         lanes.admit(row, request(logprobs=top, tokens=(1,)))
     found = [lanes.of(plan_of(range(1, count + 1))) for count in (1, 2, 3, 4)]
-    assert [(lists.score, lists.width) for lists in found] == [
+    assert [(rows_in(lists, "score"), lists.width) for lists in found] == [
         ((0,), 0), ((0, 1), 1), ((0, 1, 2), 5), ((0, 1, 2, 3), 20)
     ]  # fmt: skip
     lanes.admit(4, request())
     lists = lanes.of(plan_of((4, 3)))
-    assert (lists.score, lists.width, lists.cut) == ((1,), 5, ())
+    assert (rows_in(lists, "score"), lists.width, rows_in(lists, "cut")) == ((1,), 5, ())
     assert lanes.of(plan_of((4,))) == NO_LISTS
-
-
-def test_only_filters_that_can_leave_a_token_out_are_cut():
-    lanes = Lanes(RowTable(9, 16, Ledger()))
-    settings = ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0.0, "top_k": 3}, {"min_tokens": 2})
-    for row, setting in enumerate(settings, 1):
-        lanes.admit(row, request(**setting))
-    assert lanes.of(plan_of(range(1, 7))).cut == (1, 2, 3)
-    assert lanes.of(plan_of((1, 5, 6), [Chunk(2, 0, 1, True), Chunk(3, 0, 1, False)])).cut == (3,)
-
-
-def test_a_list_is_filled_up_with_its_last_entry():
-    lanes = Lanes(RowTable(40, 16, Ledger()))
-    assert [lanes.size(count) for count in (1, 2, 4, 5, 17, 40)] == [1, 4, 4, 16, 40, 40]
-    assert filled((3, 9), 4).tolist() == [3, 9, 9, 9] and filled((3,), 1).tolist() == [3]
 
 
 def test_the_last_prompt_token_is_scored_and_nothing_behind_it():
