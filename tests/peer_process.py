@@ -9,7 +9,7 @@ from peer_rig import KEY
 from tier_rig import content, has, loaded, setup_of
 
 from gapless.base.peers import PeerAddress
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.link import PeerCaller, PeerLink
 from gapless.offload.tiers.peer import PeerTier
 from gapless.offload.tiers.shelf import Shelf
@@ -18,7 +18,7 @@ PAGES = 8
 """Pages that the giver has, of which a load takes four"""
 
 
-class Slow(Copies):
+class Slow(CopyThreads):
     """Waits before it copies, so that most of its time is between the giver's word and its own."""
 
     def each(self, copy, *arguments):

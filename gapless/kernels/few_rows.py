@@ -113,7 +113,13 @@ class FewRowsOps:
         return weight
 
     def product(self, y: Tensor, product: LayerProduct) -> Tensor:
-        found: Tensor = triton_normed_linear(self.x, y, self.eps, *weights(product.linear), False)
+        return self._product(y, product, False)
+
+    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
+        return self._product(y, product, True)
+
+    def _product(self, weight: Tensor, product: LayerProduct, gated: bool) -> Tensor:
+        found: Tensor = triton_normed_linear(self.x, weight, self.eps, *weights(product.linear), gated)
         return found
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
@@ -131,10 +137,6 @@ class FewRowsOps:
         triton_linear_add(self.x, y, *weights(product.linear))
         return norm
 
-    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        found: Tensor = triton_normed_linear(self.x, y, self.eps, *weights(product.linear), True)
-        return found
-
     def end(self, y: Tensor) -> Tensor:
         found: Tensor = triton_rms_norm(self.x, y, self.eps)
         return found
@@ -146,19 +148,19 @@ class AdaptedOps(FewRowsOps):
     def __init__(self, x: Tensor, rows: LayerRows, eps: float) -> None:
         self._x = x
         self.rows, self.eps = rows, eps
-        self.left: tuple[Tensor, Tensor] | None = None
-        """The first half of the terms that x lacks (float32 [shares, T, rank]), and the tables of their second half"""
-        self._last: Tensor | None = None
+        self.left: tuple[Tensor, Tensor, Tensor] | None = None
+        """The first half of the terms that x lacks (float32 [shares, T, rank]), the tables of their second half, and
+        the weight of the norm that adds them"""
 
     @property
     def x(self) -> Tensor:  # type: ignore[override]
-        if self.left is not None and self._last is not None:
-            self._normed(self._last, None)
+        if self.left is not None:
+            self._normed(self.left[2], None)
         return self._x
 
     def _normed(self, weight: Tensor, part: AdapterPart | None) -> tuple[Tensor, Tensor]:
         """Complete x. Return its norm, and the first half [T, lines] of `part`'s terms for a product of it."""
-        before, up = self.left or (None, None)
+        before, up, _ = self.left or (None, None, None)
         down, projections = (None, 0) if part is None else (part.down, len(part.ends))
         changed, y, inner = triton_adapted_norm(
             self._x, before, up, self.rows.adapters, weight, self.eps, down, projections
@@ -176,17 +178,11 @@ class AdaptedOps(FewRowsOps):
         )
         return found
 
-    def product(self, y: Tensor, product: LayerProduct) -> Tensor:
-        return self._product(y, product, False)
-
-    def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        return self._product(y, product, True)
-
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
         part = product.part
         assert part is not None
         inner = triton_adapted_linear_add(self._x, y, *weights(product.linear), self.rows.adapters, part.down)
-        self.left, self._last = (inner, part.up), norm
+        self.left = inner, part.up, norm
         return norm
 
     def end(self, y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ StepRows = npt.NDArray[np.void]
 
 @dataclass(slots=True)
 class StepCounts:
-    """Counts of the loop since its start; engine/series.py says what each is."""
+    """Counts of the loop since its start; engine/series.py describes each."""
 
     steps: int = 0
     prompt_tokens: int = 0

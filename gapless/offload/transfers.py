@@ -53,7 +53,7 @@ PageMemory = list[Tensor]
 """One tensor a page group, [pages or slots, words]: pages as words of 4 bytes, or the largest that fit."""
 
 CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-Parts = list[tuple[Tensor, Tensor, Tensor]]
+GroupParts = list[tuple[Tensor, Tensor, Tensor]]
 """Source, destination and places, for each page group of a transfer"""
 
 
@@ -198,7 +198,9 @@ class Transfers(Part):
             way.stretch()
 
     def wait(self, bell: Bell, seconds: float) -> bool:
-        """Wait for a running transfer, a load first, or for a tier below that a request waits for."""
+        """Begin the next transfers; wait for a running one, a load first, or for a tier that a request waits for."""
+        if self.poll():
+            return True
         for way in (self.bulk_in, self.bulk_out):
             if way.underway:
                 way.underway[0].fence.wait(bell)
@@ -269,9 +271,9 @@ class TransferWay:
         self._begun += 1
         return count
 
-    def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> Parts:
+    def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> GroupParts:
         """Write the sources and destinations of each group's pages."""
-        places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), Parts(), 0
+        places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), GroupParts(), 0
         for (group, _), some in groupby(moves, _source):
             alike = [*some]
             ends = [(move.page, move.copy.slot) for move in alike]
@@ -294,7 +296,7 @@ class TransferWay:
             ]  # fmt: skip
         return self._peers[lease.memory]
 
-    def _run(self, parts: Parts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
+    def _run(self, parts: GroupParts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
         """Copy all pages. An error fails this transfer, and not the device."""
         copy_pages = self.copy_pages if observe.watcher is None else reference.copy_pages  # a checker sees page by page
         try:

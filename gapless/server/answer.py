@@ -60,7 +60,7 @@ class DirectBody:
         return cycle
 
 
-class Answer:
+class JobAnswer:
     """The ASGI app that runs one job and answers, as a stream or in one piece, in the form of a subclass: a dialect's.
 
     Nothing is sent before the first token, or before sse_ping_interval has passed: a failure until then gets a

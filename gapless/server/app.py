@@ -43,7 +43,7 @@ OTHER_KINDS = (
 """Routes of models that do not generate text"""
 
 
-DIALECTS = (chat.DIALECT, completions.DIALECT, messages.DIALECT, responses.DIALECT)
+DIALECTS = (chat.CHAT, completions.COMPLETIONS, messages.MESSAGES, responses.RESPONSES)
 
 
 async def openapi_json(call: HttpCall) -> ASGIApp:

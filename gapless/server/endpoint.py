@@ -110,7 +110,7 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     body: type[msgspec.Struct] | None = None
-    """The shape of the request, if it has a body, and perhaps an EXAMPLE, in which MODEL is a served name"""
+    """The shape of the request, if it has a body, perhaps with an EXAMPLE; MODEL stands for a served name"""
     generates: bool = False
     listed: bool = True
     """Whether lists of routes name it: some only answer with a refusal."""

@@ -112,7 +112,7 @@ def _missing(message: str) -> str | None:
 
 
 class ErrorForm(NamedTuple):
-    """The way in which an API writes its errors, if that is not OpenAI's."""
+    """An API's own form of errors, instead of OpenAI's."""
 
     owns: Callable[[Scope], bool]
     """Whether a request, to a route of the API or to none, gets its errors in this form"""

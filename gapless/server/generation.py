@@ -327,7 +327,7 @@ def _without_tokens(delta: Delta) -> Delta:
 
 
 def _check_logprobs(params: SamplingParams, most: int, field: str) -> None:
-    """Raise RequestError for more than --max-logprobs; `field` asks for those of sampled tokens."""
+    """Raise RequestError for more than --max-logprobs; `field` asks for sampled tokens."""
     asked = {field: params.logprobs, "prompt_logprobs": params.prompt_logprobs}
     for name, top in asked.items():
         if top is not None and top > most:

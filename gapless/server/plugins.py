@@ -9,7 +9,7 @@ from gapless.base.errors import ConfigError
 from gapless.server.auth import Access
 from gapless.server.endpoint import Dialect, RouteEntry
 
-PLUG_INS = "gapless.dialects"
+DIALECT_PLUG_INS = "gapless.dialects"
 """Entry points of this group are dialects: their names, and a `Dialect` each."""
 
 
@@ -29,10 +29,10 @@ def plugged(names: Sequence[str], routes: Sequence[RouteEntry]) -> list[Dialect]
 
 
 def _loaded(name: str) -> Dialect:
-    points = {point.name: point for point in entry_points(group=PLUG_INS)}
+    points = {point.name: point for point in entry_points(group=DIALECT_PLUG_INS)}
     if name not in points:
         installed = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"dialects: {name!r} is not installed; entry points of {PLUG_INS}: {installed}")
+        raise ConfigError(f"dialects: {name!r} is not installed; entry points of {DIALECT_PLUG_INS}: {installed}")
     where = f"dialects: {name} ({points[name].value})"
     try:
         dialect = points[name].load()

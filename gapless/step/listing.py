@@ -117,13 +117,12 @@ class Lanes:
 
     def padded(self, lists: Lists, batch: int, places: int) -> tuple[tuple[int, Int32s], ...]:
         """Return what travels, for such a batch: the number of each list, and its padded contents."""
-        return tuple(
-            [
-                (number, filled(values, self.size(len(one.samples)) * (len(values) // len(one.samples))))
-                for one in lists.lanes
-                for number, values in enumerate(one.lane.sent(one, batch, places), self._first[one.lane])
-            ]
-        )
+        found = []
+        for one in lists.lanes:
+            size = self.size(len(one.samples))
+            for number, values in enumerate(one.lane.sent(one, batch, places), self._first[one.lane]):
+                found.append((number, filled(values, size * (len(values) // len(one.samples)))))
+        return tuple(found)
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:

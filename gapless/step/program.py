@@ -79,15 +79,12 @@ class StepProgram:
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
         """Return the program of a key, called with the key and the buffers."""
-        programs: dict[type, Callable[..., None]] = {
-            LoadKey: self.load, ForwardKey: self.forward, SampleKey: self.sample,
-        }  # fmt: skip
-        return programs.get(type(key)) or self._of_lane(cast(LaneKey, key))
-
-    def _of_lane(self, key: LaneKey) -> Callable[..., None]:
+        own: dict[type, Callable[..., None]] = {LoadKey: self.load, ForwardKey: self.forward, SampleKey: self.sample}
+        if type(key) in own:
+            return own[type(key)]
         number = next(number for number, lane in enumerate(self.lanes) if isinstance(key, lane.owns))
 
-        @wraps(key.run)
+        @wraps(cast(LaneKey, key).run)
         def program(key: LaneKey, at: Buffers) -> None:
             key.run(self, at, *at.lists[number])
 

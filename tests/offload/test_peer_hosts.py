@@ -17,7 +17,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, role_plan, with_key
 from gapless.base.records import NO_TRANSFER
 from gapless.base.shared import SharedMemory
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.frames import FrameKind, FrameSocket, admit
 from gapless.offload.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
 from gapless.offload.tiers.peer import PeerWorker
@@ -42,7 +42,9 @@ def hanging(monkeypatch):
 
 
 def far_link(host, *args):
-    return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), (SLOT,), lambda data: None, *args)
+    return PeerLink(
+        PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), CopyThreads(), (SLOT,), lambda data: None, *args
+    )
 
 
 @pytest.mark.process
@@ -83,7 +85,7 @@ def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, 
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     clock = Hand()
-    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), (SLOT,), clock=clock)
+    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), CopyThreads(), (SLOT,), clock=clock)
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 1
     assert str(error) in link.error
     clock.now += FIRST_BACK_OFF
@@ -106,7 +108,7 @@ def test_a_peer_that_breaks_after_each_greeting_is_left_alone_longer_each_time(p
     listener.bind(str(path))
     listener.listen()
     clock = Hand()
-    link = PeerLink(PeerCaller(PeerAddress(path=str(path)), KEY, Namespace("")), Copies(), (SLOT,), clock=clock)
+    link = PeerLink(PeerCaller(PeerAddress(path=str(path)), KEY, Namespace("")), CopyThreads(), (SLOT,), clock=clock)
     for _ in range(200):
         if select.select([listener], [], [], 0)[0]:
             breaks(FrameSocket(listener.accept()[0]))
@@ -138,7 +140,9 @@ def test_every_address_of_a_host_is_tried(monkeypatch, opened, setup):
     giver = opened(open_giver(setup, PeerPlan(address, (), KEY)))
     monkeypatch.setattr(socket, "getaddrinfo", two_of(socket.getaddrinfo))
     link = opened(
-        PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies(), setup.slot_bytes).start()
+        PeerLink(
+            PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), CopyThreads(), setup.slot_bytes
+        ).start()
     )
     until(lambda: giver.server.connections or link.error)
     assert not link.error

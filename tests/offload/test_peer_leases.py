@@ -10,7 +10,7 @@ from tier_rig import SLOT, Hand, content, key, stored
 from waiting import until
 
 from gapless.base.peers import PeerAddress
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.frames import LEASE, LEASE_SECONDS, FrameKind, FrameSocket
 from gapless.offload.tiers.giving import FROM_TAKERS, LONGEST_LEASE_SECONDS, PeerSession
 from gapless.offload.tiers.link import RENEW_SECONDS, PeerCaller, PeerLink
@@ -147,7 +147,7 @@ def borrower(giver, setup, path, monkeypatch):
     monkeypatch.setattr(FrameSocket, "send", noted)
     stored(giver, setup, 0, 1)
     caller = PeerCaller(PeerAddress(path=str(path)), KEY, setup.namespace)
-    link = PeerLink(caller, Copies(), setup.slot_bytes, lambda data: lambda: None, clock=clock)
+    link = PeerLink(caller, CopyThreads(), setup.slot_bytes, lambda data: lambda: None, clock=clock)
     assert link.turn() and link.lends
     said.clear()
     yield giver, link, clock, said

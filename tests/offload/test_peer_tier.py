@@ -16,7 +16,7 @@ from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
 from gapless.offload.tiers import giving
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.link import PeerCaller, PeerLink
 from gapless.offload.tiers.peer import PeerTier, open_peer_tier
 from gapless.offload.tiers.seam import Found, Namespace, TierPage
@@ -251,7 +251,7 @@ def test_a_load_that_is_cancelled_before_there_is_a_connection_asks_for_nothing(
     address = PeerAddress("127.0.0.1", free_port())
     giver = opened(open_giver(setup, PeerPlan(address, (), KEY)))
     stored(giver, setup, 0)
-    link = PeerLink(Slow(address, KEY, setup.namespace), Copies(), setup.slot_bytes)
+    link = PeerLink(Slow(address, KEY, setup.namespace), CopyThreads(), setup.slot_bytes)
     link.load(7, [page(setup, 0, 1)])
     opened(link.start())
     until(lambda: link.ended)

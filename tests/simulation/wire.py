@@ -18,7 +18,7 @@ from gapless.base.peers import PeerAddress
 from gapless.base.shared import Bytes, SharedMemory
 from gapless.loop.loop import Loop
 from gapless.offload.below import LEASE_NS
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.frames import FRAME_SECONDS, KEY_BYTES, LEASE, FrameKind, FrameSocket, keys_in
 from gapless.offload.tiers.giving import LEASE_SECONDS, PeerSession
 from gapless.offload.tiers.link import PeerCaller, PeerLink
@@ -92,7 +92,7 @@ class Half:
             self.other.gone = True
 
 
-class Inline(Copies):
+class Inline(CopyThreads):
     """Copies by the thread that asks."""
 
     def each(self, copy: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:

@@ -13,7 +13,7 @@ MOST_COPIES = 8
 """Threads of a tier that copy, at most, and half of the processors"""
 
 
-class Copies:
+class CopyThreads:
     """Threads that copy pages, several at once: one reaches a fraction of what the memory allows."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from gapless.base.peers import PeerAddress
 from gapless.base.shared import Bytes, PeerMemory, mapped
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.frames import (
     ANSWERS,
     ASK,
@@ -152,7 +152,7 @@ class PeerLink:
     """
 
     def __init__(
-        self, caller: PeerCaller, copies: Copies, slot_bytes: Sequence[int], adopt: Adopt = lambda data: None,
+        self, caller: PeerCaller, copies: CopyThreads, slot_bytes: Sequence[int], adopt: Adopt = lambda data: None,
         back_off: float = FIRST_BACK_OFF, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`slot_bytes` are the bytes of a page, by page group."""

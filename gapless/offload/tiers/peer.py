@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from gapless.base.peers import PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.offload.tiers.copying import Copies
+from gapless.offload.tiers.copying import CopyThreads
 from gapless.offload.tiers.frames import tls_of
 from gapless.offload.tiers.giving import PeerServer
 from gapless.offload.tiers.link import FIRST_BACK_OFF, Adopt, LinkQuestion, PeerCaller, PeerLink
@@ -34,7 +34,7 @@ class PeerTier:
     """A tier that gives pages to peers if it listens, and takes pages from its peers."""
 
     def __init__(
-        self, shelf: Shelf, links: Sequence[PeerLink], copies: Copies, server: PeerServer | None = None,
+        self, shelf: Shelf, links: Sequence[PeerLink], copies: CopyThreads, server: PeerServer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.shelf, self.server = shelf, server
@@ -140,7 +140,7 @@ def open_peer_tier(
     gives, takes = tls_of(plan.tls, gives=True), tls_of(plan.tls, gives=False)
     shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, setup.slot_bytes, setup.shared)
     server = PeerServer(plan.listen, plan.key, setup.namespace, shelf, gives) if plan.listen else None
-    copies = Copies()
+    copies = CopyThreads()
     callers = [PeerCaller(peer, plan.key, setup.namespace, takes) for peer in plan.peers]
     links = [PeerLink(caller, copies, setup.slot_bytes, adopt, back_off).start() for caller in callers]
     return PeerTier(shelf, links, copies, server)

@@ -11,7 +11,7 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams, check_logprobs
 from gapless.server.auth import Access
 from gapless.server.conversation import chat_prompt, rendered_job
-from gapless.server.dialects.choices import ChoicesAnswer, Fields
+from gapless.server.dialects.choices import ChoiceFields, ChoicesAnswer
 from gapless.server.endpoint import Dialect, HttpCall, RouteEntry
 from gapless.server.errors import unsupported
 from gapless.server.generation import Job, Progress
@@ -60,24 +60,24 @@ class ChatRequest(GenerationRequest):
 
 class ChatAnswer(ChoicesAnswer):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-    first: ClassVar[Fields] = {"delta": {"role": "assistant", "content": ""}}
-    nothing: ClassVar[Fields] = {"delta": {}}
+    first: ClassVar[ChoiceFields] = {"delta": {"role": "assistant", "content": ""}}
+    nothing: ClassVar[ChoiceFields] = {"delta": {}}
 
-    def said(self, text: str) -> Fields:
+    def said(self, text: str) -> ChoiceFields:
         return {"delta": {"content": text}}
 
-    def shown(self, change: Change) -> Fields | None:
+    def shown(self, change: Change) -> ChoiceFields | None:
         delta = delta_of(change)
         return None if delta is None else {"delta": delta}
 
-    def whole_choice(self, choice: int, done: Progress) -> tuple[Fields, Fields]:
+    def whole_choice(self, choice: int, done: Progress) -> tuple[ChoiceFields, ChoiceFields]:
         return {"message": message_of(done.items)}, {"token_ids": done.token_ids} if self.job.shows_ids else {}
 
     def new_writer(self, choice: int) -> ChatWriter:
         return ChatWriter(self.job.state.llm.tokenizer, self.job.params.logprobs or 0)
 
-    def about_prompt(self) -> Fields:
-        job, prompt, fields = self.job, self.job.stream_of(0), Fields()
+    def about_prompt(self) -> ChoiceFields:
+        job, prompt, fields = self.job, self.job.stream_of(0), ChoiceFields()
         if job.params.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt_entries(prompt.prompt_logprobs or ())
         if job.shows_ids:
@@ -85,7 +85,7 @@ class ChatAnswer(ChoicesAnswer):
         return fields
 
 
-def message_of(items: Items) -> Fields:
+def message_of(items: Items) -> ChoiceFields:
     """Return the message of a whole answer."""
     message = {"content": items.content, "role": "assistant", "refusal": None}
     if reasoning := items.texts(ItemKind.REASONING):
@@ -93,7 +93,7 @@ def message_of(items: Items) -> Fields:
     return {**message, "tool_calls": calls} if (calls := items.calls) else message
 
 
-def delta_of(change: Change) -> Fields | None:
+def delta_of(change: Change) -> ChoiceFields | None:
     """Return the delta of a stream for a change; None for a change that it does not show."""
     step, item, text, _ = change
     if step is Step.GROWN and item.kind is ItemKind.TEXT:
@@ -156,6 +156,6 @@ def _sampling(request: ChatRequest, state: ServerState, limit: int | None) -> Sa
         raise
 
 
-DIALECT = Dialect(
+CHAT = Dialect(
     (RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, ChatRequest, generates=True),)
 )

@@ -1,4 +1,4 @@
-"""Answers in choices, of which OpenAI's completions and chat completions are two forms."""
+"""Answers in choices: the form of OpenAI's completions and chat completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from gapless.engine.outputs import Delta, TokenLogprobs
-from gapless.server.answer import Answer
+from gapless.server.answer import JobAnswer
 from gapless.server.errors import ApiError
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import Writer
@@ -17,20 +17,20 @@ from gapless.text.items import Change
 
 DONE = b"data: [DONE]\n\n"
 
-Fields = dict[str, Any]
+ChoiceFields = dict[str, Any]
 _json = msgspec.json.encode
 
 
-class ChoicesAnswer(Answer):
+class ChoicesAnswer(JobAnswer):
     """An answer in choices, whole or in chunks. `echo` has the prompts that are sent too."""
 
     object: ClassVar[str]
     chunk_object: ClassVar[str]
-    first: ClassVar[Fields] = {}
+    first: ClassVar[ChoiceFields] = {}
     """The field of a choice in the chunk before its text, if there is one"""
-    nothing: ClassVar[Fields]
+    nothing: ClassVar[ChoiceFields]
     """The field of a choice without new text"""
-    ongoing: ClassVar[Fields] = {"finish_reason": None}
+    ongoing: ClassVar[ChoiceFields] = {"finish_reason": None}
     """The end of a choice that has not ended"""
 
     def __init__(self, job: Job, echo: Sequence[str] = ()) -> None:
@@ -40,7 +40,7 @@ class ChoicesAnswer(Answer):
         self._created = int(time.time())
         self._head = b"data: " + _json(self._about(self.chunk_object))[:-1] + b',"choices":['
         # A client that asked for usage finds the field in every chunk, null until the last.
-        self._tail: Fields = {"usage": None} if job.usage_at_end else {}
+        self._tail: ChoiceFields = {"usage": None} if job.usage_at_end else {}
         self._before, _, self._after = self._chunk(0, self.said("~")).rpartition(b'"~"')
         """The bytes around the text of a plain choice's chunk, which are the same in each"""
         self._writers: dict[int, Writer] = {}
@@ -49,25 +49,25 @@ class ChoicesAnswer(Answer):
         self._without_ids = set(range(len(job.choices))) if job.shows_ids else set()
         """Choices whose prompt's ids are asked for and have not been sent"""
 
-    def _about(self, kind: str) -> Fields:
+    def _about(self, kind: str) -> ChoiceFields:
         call = self.job.call
         return {"id": call.identity, "object": kind, "created": self._created, "model": call.model}
 
     # The two forms
 
-    def said(self, text: str) -> Fields:
+    def said(self, text: str) -> ChoiceFields:
         """Return the field of a choice with new text."""
         raise NotImplementedError
 
-    def shown(self, change: Change) -> Fields | None:
+    def shown(self, change: Change) -> ChoiceFields | None:
         """Return the field of a choice with a change of a reply that is taken apart, if it has one."""
         raise NotImplementedError
 
-    def whole_choice(self, choice: int, done: Progress) -> tuple[Fields, Fields]:
+    def whole_choice(self, choice: int, done: Progress) -> tuple[ChoiceFields, ChoiceFields]:
         """Return the field of a whole choice with its text, and the requested fields after its end."""
         raise NotImplementedError
 
-    def about_prompt(self) -> Fields:
+    def about_prompt(self) -> ChoiceFields:
         """Return the fields about the prompt in a whole answer."""
         return {}
 
@@ -106,12 +106,12 @@ class ChoicesAnswer(Answer):
             data += self._chunk(choice, self.said(delta.text), extra, chunk=counts)
         return data
 
-    def _parts(self, choice: int, delta: Delta, beside: bool) -> Iterable[Fields]:
+    def _parts(self, choice: int, delta: Delta, beside: bool) -> Iterable[ChoiceFields]:
         """Return what a reply that is taken apart shows; tokens without an event have one if something goes with it."""
         found = [shown for change in self.changes(choice, delta) if (shown := self.shown(change)) is not None]
         return found or ([self.nothing] if delta.token_ids and beside else [])
 
-    def _last(self, choice: int, said: Fields, extra: Fields, counts: Fields) -> bytes:
+    def _last(self, choice: int, said: ChoiceFields, extra: ChoiceFields, counts: ChoiceFields) -> bytes:
         if self.job.shows_meta:
             extra = {**extra, "meta_info": self.job.meta_info(choice)}
         return self._chunk(choice, said, extra, self._ended(choice), counts)
@@ -119,16 +119,16 @@ class ChoicesAnswer(Answer):
     def _chunk(
         self,
         choice: int,
-        said: Fields,
+        said: ChoiceFields,
         extra: Mapping[str, Any] = {},
-        end: Fields | None = None,
+        end: ChoiceFields | None = None,
         chunk: Mapping[str, Any] = {},
     ) -> bytes:
         """Return the event of a choice, with `extra` fields of its own and some of the `chunk`."""
         about = {"index": choice, **said, "logprobs": None, **extra, **(self.ongoing if end is None else end)}
         return self._event(_json(about), {**chunk, **({} if "usage" in chunk else self._tail)})
 
-    def _event(self, choice: bytes, fields: Fields) -> bytes:
+    def _event(self, choice: bytes, fields: ChoiceFields) -> bytes:
         return self._head + choice + (b"]," + _json(fields)[1:] if fields else b"]}") + b"\n\n"
 
     def ending(self) -> bytes:
@@ -139,13 +139,13 @@ class ChoicesAnswer(Answer):
     def failure(self, error: ApiError) -> bytes:
         return b"data: %b\n\n" % error.encode() + DONE
 
-    def _counts(self, choice: int) -> Fields:
+    def _counts(self, choice: int) -> ChoiceFields:
         """The fields of a chunk that count: times and tokens, if they are asked for."""
         job = self.job
         times = {"timings": job.timings(choice)} if job.shows_times else {}
         return {**times, "usage": job.usage(choice)} if job.usage_in_each else times
 
-    def _prompt(self, choice: int, counts: Fields) -> bytes:
+    def _prompt(self, choice: int, counts: ChoiceFields) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""
         stream = self.job.stream_of(choice)
         scores = self._scores(choice, stream.prompt_token_ids, stream.prompt_logprobs)
@@ -155,24 +155,24 @@ class ChoicesAnswer(Answer):
         del self.echo[choice]
         return data
 
-    def _prompt_ids(self, choice: int) -> Fields:
+    def _prompt_ids(self, choice: int) -> ChoiceFields:
         """The field with the ids of the choice's prompt, once, and where it is asked for."""
         if choice not in self._without_ids:
             return {}
         self._without_ids.remove(choice)
         return {"prompt_token_ids": self.job.stream_of(choice).prompt_token_ids}
 
-    def _scores(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None] | None) -> Fields:
+    def _scores(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None] | None) -> ChoiceFields:
         return {"logprobs": self._written(choice, ids, entries)} if self._scored and ids and entries is not None else {}
 
-    def _written(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> Fields:
+    def _written(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> ChoiceFields:
         if choice not in self._writers:
             self._writers[choice] = self.new_writer(choice)
         return self._writers[choice].write(ids, entries)
 
     # Whole
 
-    def whole(self) -> Fields:
+    def whole(self) -> ChoiceFields:
         job = self.job
         choices = [self._whole(choice, done) for choice, done in enumerate(job.choices)]
         said = {"choices": choices, "usage": job.usage(), "system_fingerprint": None}
@@ -180,20 +180,20 @@ class ChoicesAnswer(Answer):
         handover = {} if job.handover.answer is None else {"kv_transfer_params": job.handover.answer}
         return {**self._about(self.object), **said, **times, **self.about_prompt(), **handover}
 
-    def _whole(self, choice: int, done: Progress) -> Fields:
+    def _whole(self, choice: int, done: Progress) -> ChoiceFields:
         said, extra = self.whole_choice(choice, done)
         scores = {"logprobs": self._whole_scores(choice, done) if self._scored else None}
         meta = {"meta_info": self.job.meta_info(choice)} if self.job.shows_meta else {}
         return {"index": choice, **said, **scores, **self._ended(choice), **extra, **meta}
 
-    def _whole_scores(self, choice: int, done: Progress) -> Fields:
+    def _whole_scores(self, choice: int, done: Progress) -> ChoiceFields:
         if choice not in self.echo:
             return self._written(choice, done.token_ids, done.logprobs)
         stream = self.job.stream_of(choice)
         entries = [*(stream.prompt_logprobs or ()), *done.logprobs]
         return self._written(choice, [*stream.prompt_token_ids, *done.token_ids], entries)
 
-    def _ended(self, choice: int) -> Fields:
+    def _ended(self, choice: int) -> ChoiceFields:
         done, reader = self.job.choices[choice], self.job.readers.get(choice)
         reason = done.finish_reason
         if reader is not None and reason is not None:

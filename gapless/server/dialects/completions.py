@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from gapless.base.errors import RequestError
 from gapless.engine.inputs import PromptInput
 from gapless.server.auth import Access
-from gapless.server.dialects.choices import ChoicesAnswer, Fields
+from gapless.server.dialects.choices import ChoiceFields, ChoicesAnswer
 from gapless.server.endpoint import Dialect, HttpCall, RouteEntry
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
@@ -58,8 +58,8 @@ class CompletionAnswer(ChoicesAnswer):
     """Completions; `echo` has the prompts that are sent too, and `scores_prompts` shows prompts' log-probabilities."""
 
     object, chunk_object, prefix = "text_completion", "text_completion", "cmpl-"
-    nothing: ClassVar[Fields] = {"text": ""}
-    ongoing: ClassVar[Fields] = {"finish_reason": None, "stop_reason": None}
+    nothing: ClassVar[ChoiceFields] = {"text": ""}
+    ongoing: ClassVar[ChoiceFields] = {"finish_reason": None, "stop_reason": None}
 
     def __init__(self, job: Job, echo: Sequence[str], scores_prompts: bool) -> None:
         super().__init__(job, echo)
@@ -70,11 +70,11 @@ class CompletionAnswer(ChoicesAnswer):
         prompt, plain = job.stream_of(choice).prompt_token_ids, job.params.skip_special_tokens
         return CompletionWriter(job.state.llm.tokenizer, plain, prompt, self.echo.get(choice))
 
-    def said(self, text: str) -> Fields:
+    def said(self, text: str) -> ChoiceFields:
         return {"text": text}
 
-    def whole_choice(self, choice: int, done: Progress) -> tuple[Fields, Fields]:
-        stream, fields = self.job.stream_of(choice), Fields()
+    def whole_choice(self, choice: int, done: Progress) -> tuple[ChoiceFields, ChoiceFields]:
+        stream, fields = self.job.stream_of(choice), ChoiceFields()
         if self._scores_prompts:
             fields["prompt_logprobs"] = prompt_entries(stream.prompt_logprobs or ())
         if self.job.shows_ids:
@@ -112,6 +112,6 @@ async def _without_special(call: HttpCall, prompt: str | list[int]) -> PromptInp
     return {"prompt": prompt, "prompt_token_ids": await call.state.text_work(call.state.llm.encode(prompt, False))}
 
 
-DIALECT = Dialect(
+COMPLETIONS = Dialect(
     (RouteEntry("/v1/completions", ("POST",), completions, Access.USER, CompletionRequest, generates=True),)
 )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gapless.server.answer import Answer
+from gapless.server.answer import JobAnswer
 from gapless.server.auth import Access
 from gapless.server.dialects.completions import CompletionRequest
 from gapless.server.endpoint import Dialect, HttpCall, RouteEntry
@@ -30,7 +30,7 @@ class Generate(msgspec.Struct):
     options: Options = msgspec.field(default_factory=Options)
 
 
-class Lines(Answer):
+class Lines(JobAnswer):
     media_type = "application/x-ndjson"
 
     def changed(self, change: Change) -> bytes:
@@ -54,7 +54,7 @@ class Lines(Answer):
         return {"done": True, "done_reason": reason, **counts}
 
 
-async def generate(call: HttpCall) -> Answer:
+async def generate(call: HttpCall) -> JobAnswer:
     """Continue a prompt."""
     asked = await call.parsed(Generate)
     call.model = call.state.admit(asked.model)

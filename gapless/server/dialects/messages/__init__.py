@@ -53,7 +53,7 @@ async def count_tokens(call: HttpCall) -> ASGIApp:
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
 
 
-DIALECT = Dialect(
+MESSAGES = Dialect(
     (
         RouteEntry("/v1/messages", ("POST",), messages, Access.USER, MessagesRequest, generates=True),
         RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, CountTokensRequest),

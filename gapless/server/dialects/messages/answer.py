@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gapless.engine.outputs import Delta
-from gapless.server.answer import Answer
+from gapless.server.answer import JobAnswer
 from gapless.server.dialects.messages.errors import error_body
 from gapless.server.errors import ApiError
 from gapless.server.generation import Job
@@ -83,7 +83,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(JobAnswer):
     """A message. `max_tokens` is what the request asks for, which may be more than there is room for."""
 
     prefix = "msg_"

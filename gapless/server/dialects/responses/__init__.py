@@ -46,7 +46,7 @@ def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
 
 
-DIALECT = Dialect(
+RESPONSES = Dialect(
     (
         RouteEntry("/v1/responses", ("POST",), responses, Access.USER, ResponsesRequest, generates=True),
         RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER, listed=False),

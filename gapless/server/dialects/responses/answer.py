@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gapless.engine.outputs import Delta
-from gapless.server.answer import Answer
+from gapless.server.answer import JobAnswer
 from gapless.server.dialects.responses.request import ResponsesRequest, own_names
 from gapless.server.dialects.responses.scores import ReplyScores
 from gapless.server.errors import ApiError
@@ -45,7 +45,7 @@ _FIRST: Mapping[ItemKind, ItemFields] = {ItemKind.TEXT: {"role": "assistant"}, I
 """The fields that an item of this kind has before its content"""
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(JobAnswer):
     """A response object, or the events of one."""
 
     def __init__(self, job: Job, request: ResponsesRequest) -> None:
