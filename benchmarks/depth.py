@@ -16,7 +16,8 @@ import numpy as np
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 
 
 class Run(NamedTuple):

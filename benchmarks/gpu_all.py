@@ -26,7 +26,8 @@ from shapes import QWEN3_06B
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/gpu", "tests/kernels")

@@ -31,14 +31,15 @@ from gapless.kernels.layout import DRAFTED, LENGTH
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.lab import environment
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.memory.groups import PageGroup
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.model.drafting.seam import Drafter
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.pace.draft_gate import Verify
 from gapless.step.speculation import Speculation
+from gapless.testing.loops import loop_of
 
 VOCAB = 8
 PROMPT = 16
@@ -103,7 +104,7 @@ def steady_loop(
     device = CpuDevice(threads=1)
     sizes = Sizes(rows, length, pages, 16, max(rows, 2048), queue=rows + waiting + 1)
     buckets = (rows,) if graphs else ()
-    loop = build_loop(
+    loop = loop_of(
         device, NullModel(), sizes, depth, prefix_caching=True, buckets=buckets, chain=chain,
         speculation=Speculation(drafts, drafter or PromptLookup(drafts, 1, 2), rows) if drafts else None,
     )  # fmt: skip

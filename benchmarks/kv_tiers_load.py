@@ -24,9 +24,11 @@ from shapes import SHAPES, make_qwen
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
+from gapless.base.part import Hooks
 from gapless.base.records import Request
 from gapless.device import Stream
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 from gapless.offload.copies import PageCopy
 from gapless.offload.host import MoveBatch, PageMove
 from gapless.offload.transfers import MOST_BATCH, TransferWay
@@ -41,8 +43,9 @@ class Pump:
     def __init__(self, core: EngineCore, both: Sequence[str] = ("bulk_out", "bulk_in")) -> None:
         transfers, loop = core.loop.parts.transfers, core.loop
         assert transfers is not None
-        loop.parts.transfers = None  # what ends here is none of the loop's
-        pages = [loop.pool.take() for _ in range(PAGES)]
+        # Transfers that end here are none of the loop's.
+        loop._hooks = Hooks.of(part for part in loop.parts.every if part is not transfers)
+        pages = [loop.pools[0].take() for _ in range(PAGES)]
         self.page_bytes = transfers.slots[0][0].nbytes
         self.ways: dict[TransferWay, MoveBatch] = {}
         group = transfers.host.groups[0]
@@ -78,7 +81,7 @@ def begins(engine: Callable[..., EngineCore]) -> None:
     core = engine()
     loop, transfers = core.loop, core.loop.parts.transfers
     assert transfers is not None
-    pool, found = loop.pool, {"store": list[float](), "load": list[float]()}
+    pool, found = loop.pools[0], {"store": list[float](), "load": list[float]()}
 
     def moved(kind: str) -> None:
         spent = 0

@@ -23,7 +23,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine import checkers
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 from gapless.lab import environment
 
 STOP_IDS = tuple(range(100, 132))

@@ -24,7 +24,8 @@ from shapes import QWEN3_06B
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 from gapless.step.graphs import MISSES_BEFORE_CAPTURE
 
 EDGES = (10, 64, 256, 1024, 4096)

@@ -32,7 +32,7 @@ from examples.demo_model.decode import prompt_text
 from examples.demo_model.evaluate import as_chat
 from gapless import LLM, SamplingParams
 from gapless.demo import weights_dir
-from gapless.engine import core
+from gapless.engine import wiring
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
@@ -153,13 +153,13 @@ def drafting(
         speculative |= {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
     if method == "draft_model":
         speculative["model"] = str(weights_dir())
-    made = core.speculation
+    made = wiring.speculation
     if oracle is not None:
-        core.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
+        wiring.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
     try:
         return LLM(**config, **shared_by_arms(options), speculative_config=speculative)
     finally:
-        core.speculation = made
+        wiring.speculation = made
 
 
 def with_numbers(options: argparse.Namespace, right: float) -> list[dict[str, Any]]:

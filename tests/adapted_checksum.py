@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gapless.base.records import Request
 from gapless.device import Device
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.model.seam import StepInputs
 from gapless.step.adapters import AdapterContents, Adapters
 from gapless.testing.checksum import PRIME, ChecksumModel, continue_prompt
+from gapless.testing.loops import loop_of
 
 WORDS = 64
 NUMBERS = {"ann": 11, "bob": 222, "cem": 3_333, "dov": 44_444}
@@ -85,4 +86,4 @@ def adapters_of(device: Device, slots: int) -> Adapters:
 def adapted_loop(device: Device, shape: Sizes, depth: int | None, slots: int = 2, **options: Any) -> Loop:
     """A loop over the checksum model with the adapters of NUMBERS."""
     adapters = adapters_of(device, slots)
-    return build_loop(device, AdaptedModel(adapters.tables), shape, depth, adapters=adapters, **options)
+    return loop_of(device, AdaptedModel(adapters.tables), shape, depth, adapters=adapters, **options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gapless.engine import core
+from gapless.engine import wiring
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH, SEED_HIGH, SEED_LOW, TEMPERATURE
 from gapless.kernels.random import gumbel
 from gapless.kernels.tables import Tables
@@ -59,7 +59,7 @@ class Spy:
 
 def spy_on_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Spy]:
     """From now on each engine that is built adds the spy of its head; their steps must run eagerly."""
-    made, spies = core.speculation, list[Spy]()
+    made, spies = wiring.speculation, list[Spy]()
 
     def spied(*asked: Any) -> Any:
         own = made(*asked)
@@ -67,5 +67,5 @@ def spy_on_drafts(monkeypatch: pytest.MonkeyPatch) -> list[Spy]:
         spies.append(Spy(own.head))
         return own._replace(head=spies[-1])
 
-    monkeypatch.setattr(core, "speculation", spied)
+    monkeypatch.setattr(wiring, "speculation", spied)
     return spies

@@ -20,13 +20,14 @@ from gapless.device import CudaDevice, Device
 from gapless.engine.on_device import on_device
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.lanes.cut import EVERY_FILTERS, CutKey
 from gapless.step.lanes.score import ScoreKey
 from gapless.step.logprobs import WIDTHS
 from gapless.testing.checksum import ChecksumModel, answer
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import Caller, Player
 from gapless.testing.scenario import check_at_rest as check_nothing_held
 
@@ -192,7 +193,7 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
     options = {"patience": 16, **options}
 
     def build() -> Loop:
-        return build_loop(device, model, shape, depth, model_name="checksum", **options)
+        return loop_of(device, model, shape, depth, model_name="checksum", **options)
 
     # CUDA's streams do not wait for the default one, on which tables would be made.
     return look_behind_steps(on_device(device, build) if isinstance(device, CudaDevice) else build(), model)

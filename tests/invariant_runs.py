@@ -12,7 +12,8 @@ from tiny_models import tiny_config
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 
 TINY = tiny_config(
     vocab_size=512,

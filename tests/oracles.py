@@ -29,14 +29,14 @@ from gapless.base.records import REJECTED, Int32s, Request
 from gapless.device import CpuDevice, Device
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.views import Recall
-from gapless.loop import mask_threads
-from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.loop.spec import HostSizes, Sizes
 from gapless.model.drafting.suffixes import SuffixLookup
 from gapless.pace.draft_gate import Verify
 from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 MAX_LEN = 48
@@ -249,21 +249,13 @@ def loop_with_adapters(seed, jobs, device, shape, depth, counts=None, **options)
 
 def varied_loop(seed, jobs, device, shape, depth, counts=None, **options):
     model, kernels = Varied(VOCAB, MAX_LEN), kernels_for(seed)
-    return build_loop(device, model, shape, depth, kernels=kernels, **captured(seed, shape), **options)
-
-
-def masked_loop(seed, jobs, device, shape, depth, counts=None, polls=None, **options):
-    """With `polls`, threads make the masks: they look for tokens, or are rung."""
-    loop = varied_loop(seed, jobs, device, shape, depth, **options)
-    if polls is not None:
-        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
-    return loop
+    return loop_of(device, model, shape, depth, kernels=kernels, **captured(seed, shape), **options)
 
 
 def scripted_loop(seed, jobs, device, shape, depth, counts, errs=None, **options):
     """Drafts are the direct answers, and err; with `errs` None there are none but those that matchers expect."""
     drafter = Scripted.new([] if errs is None else answers_to(jobs), errs or 0.0)
-    loop = masked_loop(seed, jobs, device, shape, depth, speculation=Speculation(MOST, drafter, shape.rows), **options)
+    loop = varied_loop(seed, jobs, device, shape, depth, speculation=Speculation(MOST, drafter, shape.rows), **options)
     DraftCounts(loop, counts)
     return loop
 
@@ -396,7 +388,7 @@ ADAPTED = Oracle(
     threads=THREADS,
 )
 ASKING = Oracle(asking_jobs, varied_loop, range(100, 116), range(100, 104), chains=CHAINS, threads=THREADS)
-MASKED = Oracle(masked_jobs, masked_loop, range(100, 116), range(100, 104), chains=CHAINS, threads=THREADS)
+MASKED = Oracle(masked_jobs, varied_loop, range(100, 116), range(100, 104), chains=CHAINS, threads=THREADS)
 NATIVE = MASKED._replace(jobs=partial(masked_jobs, natives=True))
 PROCESSED = Oracle(
     processed_jobs,

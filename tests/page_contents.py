@@ -38,8 +38,8 @@ class Contents:
         Those that have passed are looked at only `again`.
         """
         memory = loop.launcher.executor.program.cache.data
-        for page, digest in loop.pool.digest_of.items():
-            if self.knows(digest) and loop.pool.settled(page) and (again or (page, digest) not in self._passed):
+        for page, digest in loop.pools[0].digest_of.items():
+            if self.knows(digest) and loop.pools[0].settled(page) and (again or (page, digest) not in self._passed):
                 self.check(digest, memory[page], f"page {page}")
                 self._passed.add((page, digest))
 

@@ -50,8 +50,8 @@ class Part:
         """Act after the bell has ended a wait for a step."""
 
     def wait(self, bell: Bell, seconds: float) -> bool:
-        """Wait for news of this part or the bell, at most `seconds`. Returns False, at once, if there is nothing to
-        wait for. Called without steps in flight."""
+        """Wait for news of this part or the bell, at most `seconds`; without any, only for work that has begun. Returns
+        False, at once, if there is nothing to wait for. Called without steps in flight."""
         return False
 
     def held(self, rows: Int64s) -> None:

@@ -16,7 +16,7 @@ from gapless.kernels.dtypes import CLEAR_GAIN, float32_gains
 from gapless.kernels.layout import mask_words
 from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.model.config import ModelConfig, model_length
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of

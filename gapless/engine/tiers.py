@@ -9,8 +9,8 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.host import memory
 from gapless.base.peers import with_key
-from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
+from gapless.loop.spec import HostSizes
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
@@ -51,8 +51,7 @@ class EngineTiers:
         self._namespace, self._weights = Namespace(""), ""
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
-        self.wake: Callable[[], None] | None = None
-        """Ends an idle engine's wait, if it has one"""
+        self._wake: Callable[[], None] = lambda: None
 
     def look_at_weights(self) -> None:
         """Compute the fingerprint of the weights if there are tiers. Called before and after loading them."""
@@ -92,6 +91,10 @@ class EngineTiers:
         )
         return self._namespace.digest.hex()
 
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake` too, which ends an idle engine's wait, when a tier has news."""
+        self._wake = wake
+
     def attach(self, loop: Loop) -> None:
         """Open the tiers and attach them to the loop's host tier. Raises ConfigError."""
         transfers = loop.parts.transfers
@@ -101,8 +104,7 @@ class EngineTiers:
         def ring() -> None:
             """End the engine's present wait: a tier has news."""
             loop.bell.ring()
-            if self.wake is not None:
-                self.wake()
+            self._wake()
 
         slots = tuple(transfers.memory)
         slot_bytes = tuple(transfers.stride(group) for group in range(len(slots)))

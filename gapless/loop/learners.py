@@ -1,4 +1,4 @@
-"""Parts that take measured steps to the controllers of `pace`."""
+"""LoopParts that take measured steps to the controllers of `pace`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ChunkLearner(Part):
         cause = self._limit.over(rows, chunk_tokens, ns)
         if cause is not None:
             self._log.over_max_itl(cause)
-            if self._log.forgot and not self._warned:
+            if not self._warned:
                 self._warned = True
                 log.warning(
                     "a step of %d decoding rows and %d prompt tokens took %.0f ms, and max_itl is %g (cause: %s); "

@@ -10,9 +10,9 @@ from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.base.part import Hooks
-from gapless.base.records import Flag, Request, StepPlan, StepTokens, Turn
+from gapless.base.records import Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
-from gapless.loop.parts import Parts
+from gapless.loop.parts import LoopParts
 from gapless.loop.records import StepCounts, StepRing, chunk_records
 from gapless.loop.requests import Requests
 from gapless.loop.settle import Settler
@@ -28,20 +28,14 @@ from gapless.step.launcher import Flight, Launcher
 NEWS_SECONDS = 1.0
 """Longest wait of one turn for the bell alone: a lost ring costs no more, and the watchdog sees no stall."""
 
-# Plain integers: reading a member of an enumeration costs as much as an array operation.
-_LIVE, _ERROR = int(Flag.LIVE), int(Flag.ERROR)
-
 
 class Loop:
-    """plan -> launch -> observe -> commit -> retire. Not thread-safe.
-
-    It waits in two places only: in `observe`, for the oldest steps or the bell, and in `_capture`, with the device at
-    rest.
-    """
+    """plan -> launch -> observe -> commit -> retire. It waits in `observe` alone, for the oldest steps or the bell, and
+    in `_capture`, with the device at rest. Not thread-safe."""
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, rows: RowTable, depth: Depth, log: StepLog,
-        parts: Parts,
+        parts: LoopParts,
     ) -> None:  # fmt: skip
         self.device, self.launcher, self.planner, self.rows = device, launcher, planner, rows
         self.log, self.parts, self._depth = log, parts, depth
@@ -86,8 +80,6 @@ class Loop:
         """Return whether steps should complete: some work needs more than news of a part. From any thread."""
         return self._has_steps() and not (self._waits_for_parts or self.frozen)
 
-    # One turn.
-
     def turn(self) -> Turn:
         """plan -> launch -> observe -> commit -> retire. Waits in `observe`, if nothing else can be done.
 
@@ -121,11 +113,7 @@ class Loop:
             # Settled tokens are returned first: a failed device stays failed, and the next turn raises.
             if not turn.tokens:
                 raise
-        for part in self._hooks.failed:
-            for key, reason in part.failed():
-                if key in self.requests:
-                    self.abort(key)
-                    turn.failed.append((key, reason))
+        turn.failed.extend(self.requests.end_failed())
         self.log.left()
         return turn
 
@@ -238,7 +226,7 @@ class Loop:
         came = any([part.poll() for part in self._hooks.poll])  # the plan may just have asked for something
         self.log.observing()
         self._waits_for_parts = True
-        came = came or any(part.wait(self.bell, NEWS_SECONDS) for part in self._hooks.wait)
+        came = came or any(part.wait(self.bell, NEWS_SECONDS * works) for part in self._hooks.wait)
         # Pending resources wait for transfers too. If nothing is pending, the watchdog steps in.
         self._waits_for_parts = next(self.planner.ledger.pending(), None) is not None
         if came or (works and self.bell.wait(NEWS_SECONDS)):
@@ -249,9 +237,7 @@ class Loop:
 
     def _visit_end(self, needed: int) -> Flight:
         """Return the step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.
-
-        Waking up for each would cost as much as the chain saves, and bring no step forward.
-        """
+        Waking up for each would cost as much as the chain saves."""
         last = 0
         while last < needed and self.records.flying(last + 1, "chained"):
             last += 1
@@ -261,20 +247,10 @@ class Loop:
 
     def commit(self, flight: Flight) -> StepTokens:
         """Settle the step's tokens: host token table, bounds and prefix index, ended requests."""
-        plan, table = flight.plan, self.rows
-        every, (rows, tokens, flags), some_flag, logprobs = self._settler.read(flight)
-        # The table drops a key when its request ends; a record of decode rows has a copy.
-        keys = flight.decoded.keys if rows is flight.decoded.rows else table.key.take(rows)
-        settled = StepTokens(plan.step, keys, tokens, flags, logprobs)
-        for part in self._hooks.settled:
-            part.settled(flight, every, settled)
+        settled, ended = self._settler.settle(flight)
         self.log.counted(flight)
-        table.append(*((rows[flags != _ERROR], tokens[flags != _ERROR]) if some_flag else (rows, tokens)))
-        self.planner.commit(plan, every.rows)
-        if some_flag:
-            ended = flags != _LIVE
-            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
-                self.requests.end(row, failed=flag == _ERROR)
+        for number, failed in ended:
+            self.requests.end(number, failed)
         return settled
 
     def retire(self, flight: Flight) -> None:
@@ -286,8 +262,6 @@ class Loop:
         for part in self._hooks.retired:
             part.retired(flight, measured)
 
-    # Queries, for the thread that turns the loop.
-
     @property
     def bell(self) -> Bell:
         """Rung to end a wait, and so the turn, for example by a new message."""
@@ -296,10 +270,6 @@ class Loop:
     @property
     def pools(self) -> Sequence[PagePool]:
         return self.planner.pages.pools
-
-    @property
-    def pool(self) -> PagePool:
-        return self.planner.pages.pools[0]
 
     @property
     def in_flight(self) -> int:

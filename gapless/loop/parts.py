@@ -10,7 +10,7 @@ from gapless.offload.transfers import Transfers
 from gapless.step.adapters import AdapterLoader
 
 
-class Parts(NamedTuple):
+class LoopParts(NamedTuple):
     """The parts of a loop; None for a feature that it lacks."""
 
     every: tuple[Part, ...] = ()

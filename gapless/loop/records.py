@@ -214,8 +214,8 @@ class StepRing:
         self._chunks: list[tuple[ChunkRecord, ...]] = [()] * size
         self._size = size
         self._first = 0
-        self.begun = self.ended = 0
-        """Steps launched and ended since the ring was made."""
+        self.begun = self.ended = self.accounted = 0
+        """Steps launched, ended, and taken into the timeline since the ring was made."""
 
     def __len__(self) -> int:
         return self.ended - self.oldest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapless.base.errors import RequestError
+from gapless.base.errors import GaplessError, RequestError
 from gapless.base.params import check_extra_args
 from gapless.base.part import Hooks, Part
 from gapless.base.records import Request, StepPlan
@@ -92,6 +92,16 @@ class Requests(dict[int, Request]):
         assert row is not None, f"row {number} ended twice"
         (self._planner.fail if failed else self._planner.finish)(row)
         self._left(row.key)
+
+    def end_failed(self) -> list[tuple[int, GaplessError]]:
+        """End the requests that parts have failed. Returns their keys and errors."""
+        failed = list[tuple[int, GaplessError]]()
+        for part in self._hooks.failed:
+            for key, error in part.failed():
+                if key in self:
+                    self.abort(key)
+                    failed.append((key, error))
+        return failed
 
     def _left(self, key: int) -> None:
         request = self.pop(key)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gapless.base.part import Hooks
-from gapless.base.records import NO_TOKEN, Chunk, Flag, Int32s, Int64s, StepLogprobs, StepPlan
+from gapless.base.records import NO_TOKEN, Chunk, Flag, Int32s, Int64s, StepLogprobs, StepPlan, StepTokens
 from gapless.loop.steplog import StepLog
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
@@ -18,6 +18,7 @@ from gapless.step.packet import step_word
 
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT), int(Flag.HELD)
+NONE_ENDED: list[tuple[int, bool]] = []
 
 
 class Lines(NamedTuple):
@@ -64,43 +65,41 @@ def with_failures(lines: Lines, failed: Int64s) -> Lines:
     return Lines(np.concatenate((rows, failed)), np.concatenate((tokens, none)), np.concatenate((flags, errors)))
 
 
-class Settled(NamedTuple):
-    """An observed step."""
-
-    every: Lines
-    """Lines of all live requests; their tokens [N, W] have marks for parts after a step's places."""
-    kept: Lines
-    """Lines of the requests whose state the step changed."""
-    some_flag: bool
-    """Whether some flag of `kept` is not LIVE."""
-    logprobs: StepLogprobs | None
-
-
 class Settler:
-    """Reads observed steps, and leaves out lines of requests that have left."""
+    """Brings the tokens of observed steps to the row table and the planner. Lines of requests that have left are
+    dropped."""
 
     def __init__(self, launcher: Launcher, planner: Planner, rows: RowTable, hooks: Hooks, log: StepLog) -> None:
         self._launcher, self._planner, self._rows, self._hooks, self._log = launcher, planner, rows, hooks, log
         self._marked = launcher.gate is not None
+        """Whether lines have marks for the gate after a step's places"""
 
-    def read(self, flight: Flight) -> Settled:
-        """Return the lines of a step, and hand the held rows to the parts."""
+    def settle(self, flight: Flight) -> tuple[StepTokens, list[tuple[int, bool]]]:
+        """Return the tokens of an observed step, and the rows that ended, each with whether it failed."""
+        plan, table = flight.plan, self._rows
         every, some_flag = self._lines(flight)
-        rows, tokens, flags = every
+        sampled, tokens, flags = every
         one = tokens.shape[1] == 1 or (self._marked and flight.batch.places == 1)
-        kept = Lines(rows, tokens[:, 0] if one else tokens, flags)
-        if some_flag and len(held := rows[flags == _HELD]):
-            self._log.held(len(held), in_vain=len(held) == len(flags) and not flight.plan.chunks)
+        lines = Lines(sampled, tokens[:, 0] if one else tokens, flags)
+        if some_flag and len(held := sampled[flags == _HELD]):
+            self._log.held(len(held), in_vain=len(held) == len(flags) and not plan.chunks)
             for part in self._hooks.held:
                 part.held(held)
-            kept = Lines(*(column[flags != _HELD] for column in kept))
-        if flight.decision.logprobs is None:
-            return Settled(every, kept, some_flag, None)
-        scores = self._launcher.read_logprobs(flight)
-        logprobs, failed = settle(scores, flight.plan, self._rows, self._planner.score)
-        if len(failed):
-            return Settled(every, with_failures(kept, failed), True, logprobs)
-        return Settled(every, kept, some_flag, logprobs)
+            lines = Lines(*(column[flags != _HELD] for column in lines))
+        logprobs = None
+        if flight.decision.logprobs is not None:
+            logprobs, failed = settle(self._launcher.read_logprobs(flight), plan, table, self._planner.score)
+            if len(failed):
+                some_flag, lines = True, with_failures(lines, failed)
+        rows, tokens, flags = lines
+        # The table drops a key when its request ends; a record of decode rows has a copy.
+        keys = flight.decoded.keys if rows is flight.decoded.rows else table.key.take(rows)
+        settled = StepTokens(plan.step, keys, tokens, flags, logprobs)
+        for part in self._hooks.settled:
+            part.settled(flight, every, settled)
+        table.append(*((rows[flags != _ERROR], tokens[flags != _ERROR]) if some_flag else (rows, tokens)))
+        self._planner.commit(plan, sampled)
+        return settled, _ended(rows, flags) if some_flag else NONE_ENDED
 
     def _lines(self, flight: Flight) -> tuple[Lines, bool]:
         """Return a step's lines, tokens [N, W], of requests still on their rows, and whether some flag is not LIVE."""
@@ -119,3 +118,8 @@ class Settler:
         self._log.counters.dropped_identity += len(rows) - int(np.count_nonzero(same))
         live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
         return Lines(rows[live], tokens[live], flags[live]), some_flag
+
+
+def _ended(rows: Int64s, flags: Int32s) -> list[tuple[int, bool]]:
+    ended = flags != _LIVE
+    return [*zip(rows[ended].tolist(), (flags[ended] == _ERROR).tolist(), strict=True)]

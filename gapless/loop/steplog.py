@@ -11,8 +11,9 @@ from gapless.loop.timeline import Timeline
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
 
-Copies = tuple[int, int, int, int]
+StepCopies = tuple[int, int, int, int]
 
+NOT_HELD, NONE_HELD = (0, 0), (0, False)
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
 
@@ -32,21 +33,21 @@ class Measured(NamedTuple):
 class StepLog:
     """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
 
-    def __init__(self, clock: Callable[[], int], copies: Callable[[], Copies] = lambda: NO_COPIES) -> None:
+    def __init__(self, clock: Callable[[], int], copies: Callable[[], StepCopies] = lambda: NO_COPIES) -> None:
         """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
         self.records = StepRing()
         self.timeline = Timeline()
         self.counters = StepCounts()
-        self.forgot = False
-        """Whether the counters were reset: the engine's start has ended."""
         self._clock, self._copies = clock, copies
-        self._accounted = 0
         # Times before the next launch, for its record.
-        self._work_at = self._held_by = self._held_until = 0
+        self._work_at = 0
+        self._held = NOT_HELD
+        """The step that the depth limit waits for, and the time of its tokens' arrival or of awaited pages'"""
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
-        self._waited = self._in_vain = False
-        self._held_rows = 0
+        self._waited = False
+        self._held_rows = NONE_HELD
+        """Rows held by the observed step, and whether it ran in vain"""
 
     # Launching.
 
@@ -63,7 +64,7 @@ class StepLog:
 
     def held_by(self, step: int) -> None:
         """Note that the depth limit delays the next launch until this step ends."""
-        self._held_by = step
+        self._held = step, 0
 
     def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
         """Record the first step of a visit. Returns the visit's host time up to its packet, ns.
@@ -76,11 +77,11 @@ class StepLog:
         records.begin(
             flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
-            self._work_at, self._held_by, self._held_until,
+            self._work_at, *self._held,
             planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
             flight.decision.missed, False,
         )  # fmt: skip
-        self._work_at = self._held_by = self._held_until = 0
+        self._work_at, self._held = 0, NOT_HELD
         return packed_at - (self._left_at if flying else planning_at)
 
     def chained(self, flight: Flight, before: Flight) -> None:
@@ -113,7 +114,7 @@ class StepLog:
         """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
         self.interrupted()
         if copies:
-            self._held_until = self._clock()
+            self._held = self._held[0], self._clock()
         else:
             self.work_came()
 
@@ -131,8 +132,7 @@ class StepLog:
     def held(self, rows: int, in_vain: bool) -> None:
         """Note rows held by the observed step; `in_vain`: all that sampled, in a step without prompts."""
         self.counters.held_rows += rows
-        self._held_rows = rows
-        self._in_vain = in_vain
+        self._held_rows = rows, in_vain
 
     def over_max_itl(self, cause: OverrunCause) -> None:
         """Count a step with decoding rows over the user's bound."""
@@ -143,16 +143,16 @@ class StepLog:
         """Record the end of the observed step, now committed."""
         start, end = _time(flight.started), _time(flight.ended)
         on_host = end if flight.on_host is flight.ended else _time(flight.on_host)
-        if flight.plan.step == self._held_by:
-            self._held_until = on_host
+        if flight.plan.step == self._held[0]:
+            self._held = flight.plan.step, on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, self._in_vain)
-        self._in_vain = False
-        if records.ended - self._accounted == ACCOUNTED_STEPS:
+        (held, in_vain), self._held_rows = self._held_rows, NONE_HELD
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, in_vain)
+        if records.ended - records.accounted == ACCOUNTED_STEPS:
             self._account()
-        held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
-        return Measured(host, end - start, min(1.0, held), scored is not None and scored.prompt > 0)
+        share = min(1.0, held / max(1, len(flight.plan.decode)))
+        return Measured(host, end - start, share, scored is not None and scored.prompt > 0)
 
     def left(self) -> None:
         self._left_at = self._clock()
@@ -168,17 +168,16 @@ class StepLog:
 
     def forget(self) -> None:
         """Reset all counters."""
-        self.forgot = True
         self.records.clear()
         self.counters = StepCounts()
         self.timeline = Timeline()
-        self._accounted = self.records.ended
+        self.records.accounted = self.records.ended
         self.timeline.begin(self._clock())
 
     def _account(self) -> None:
         """Bring the timeline up to the last record."""
-        self.timeline.add(self.records.rows(self._accounted))
-        self._accounted = self.records.ended
+        self.timeline.add(self.records.rows(self.records.accounted))
+        self.records.accounted = self.records.ended
 
 
 def _time(fence: Fence) -> int:

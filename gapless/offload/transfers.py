@@ -198,15 +198,18 @@ class Transfers(Part):
             way.stretch()
 
     def wait(self, bell: Bell, seconds: float) -> bool:
-        """Wait for a running transfer, a load first, or for a tier below that a request waits for."""
+        """Begin the next transfers; wait for a running one, a load first, or for a tier that a request waits for."""
+        if self.poll():
+            return True
         for way in (self.bulk_in, self.bulk_out):
             if way.underway:
                 way.underway[0].fence.wait(bell)
                 return True
         patience = self.host.below.patience()
-        if patience is not None:
-            bell.wait(min(seconds, patience))
-        return patience is not None
+        if patience is None or not seconds:
+            return False
+        bell.wait(min(seconds, patience))
+        return True
 
 
 class RunningTransfer(NamedTuple):

@@ -15,12 +15,13 @@ import numpy as np
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request, StepPlan, StepTokens
 from gapless.engine import checkers
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.memory.pages import PageCounts
 from gapless.model.seam import Model
 from gapless.step.launcher import Flight, Launcher
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 checkers.connect()  # what a device captures has to be checked
@@ -137,7 +138,7 @@ class LeaseAudit:
 
     def check(self) -> None:
         """Assert that pages, rows and slots of steps in flight are not free, and no row another request's."""
-        pool, rows = self._loop.pool, self._loop.rows
+        pool, rows = self._loop.pools[0], self._loop.rows
         reusable = {*pool.free, *pool.cached}
         flying = {flight.plan.step for flight in self._loop.flights}
         self._reach = {step: reach for step, reach in self._reach.items() if step in flying}
@@ -225,7 +226,7 @@ class Scenario(NamedTuple):
 def play(scenario: Scenario, model: Model | None = None, **options: Any) -> Player:
     """Run a scenario to its end on a `SimDevice`, and check that nothing is held then.
 
-    `model` None is a ChecksumModel with its default vocabulary. `options` go to `build_loop`, such as
+    `model` None is a ChecksumModel with its default vocabulary. `options` are further fields of `LoopSpec`, such as
     `by_priority=True` or `prefix_caching=False`. Returns the player, whose `loop` has counters and step records.
 
     Raises:
@@ -235,7 +236,7 @@ def play(scenario: Scenario, model: Model | None = None, **options: Any) -> Play
     device = SimDevice(scenario.seed, scenario.mood)
     model = model or ChecksumModel(max_model_len=scenario.sizes.max_len)
     try:
-        player = Player(build_loop(device, model, scenario.sizes, scenario.depth, **options), scenario.callers)
+        player = Player(loop_of(device, model, scenario.sizes, scenario.depth, **options), scenario.callers)
         player.run()
         check_at_rest(player.loop)
     finally:

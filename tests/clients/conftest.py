@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 from server_harness import serving
 
 from gapless.base.config import EngineConfig
-from gapless.engine.core import build_core
 from gapless.engine.frontdoor import open_assets
+from gapless.engine.wiring import build_core
 
 KEY = "test-key"
 

@@ -34,7 +34,7 @@ def free_drafts(monkeypatch):
 @pytest.fixture
 def captures_all(monkeypatch):
     """Let a start in this process record every step that it means to: a busy machine has no time for some."""
-    monkeypatch.setattr("gapless.engine.core.CAPTURE_SECONDS", inf)
+    monkeypatch.setattr("gapless.engine.wiring.CAPTURE_SECONDS", inf)
 
 
 @pytest.fixture(scope="module", autouse=True)

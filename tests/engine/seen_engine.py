@@ -6,10 +6,11 @@ from typing import Any
 
 from gapless.base.config import EngineConfig
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
 from gapless.engine.outputs import CompletionOutput
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.wiring import build_core
 
 
 class SeenEngine:

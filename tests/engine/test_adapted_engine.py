@@ -12,7 +12,7 @@ from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, RequestError
 from gapless.base.files import SINGLE
-from gapless.engine.core import build_core
+from gapless.engine.wiring import build_core
 from gapless.model.config import read_model_config, resolve_model_dir
 
 NAMES = ("", "a", "b", "c")

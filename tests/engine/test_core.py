@@ -19,8 +19,9 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.base.structured import StructuredOutputs
 from gapless.device import CpuDevice, CudaDevice
-from gapless.engine.core import WARM_UP_KEY, build_core
 from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
+from gapless.engine.warm_up import WARM_UP_KEY
+from gapless.engine.wiring import build_core
 from gapless.kernels.tables import Tables, slot_bytes
 from gapless.memory.groups import PageGroup
 from gapless.model.config import load_config
@@ -132,7 +133,7 @@ def test_warm_up_leaves_no_trace(directory):
     sharpest([({"max_cudagraph_capture_size": 2}, (1, 2)), ({}, (1, 2, 3, 4)), ({"enforce_eager": True}, ())]),
 )
 def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, captures_all, fields, buckets):
-    monkeypatch.setattr("gapless.engine.core.TINY_MODEL", 0)  # only steps without chunks
+    monkeypatch.setattr("gapless.engine.wiring.TINY_MODEL", 0)  # only steps without chunks
     core = build_core(config(directory, **fields))
     if not core.loop.device.caps.captures:
         buckets = ()
@@ -197,7 +198,7 @@ def test_pages_add_up_after_every_step_and_times_at_the_end(directory):
 def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(directory, monkeypatch):
     made = GroupedModel(211, 96)
     made.config = load_config(EngineConfig(model=str(directory)))
-    monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: made)
+    monkeypatch.setattr("gapless.engine.wiring.load_model", lambda *args: made)
     core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(7))
     full, window = core.loop.pools
     assert core.stats().pages.total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"

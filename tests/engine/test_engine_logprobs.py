@@ -18,9 +18,9 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.records import Flag
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.core import build_core
 from gapless.engine.outputs import Logprob
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.wiring import build_core
 from gapless.kernels import plain
 
 VOCAB = TOKENIZER.vocab_size
@@ -262,7 +262,7 @@ def test_a_prompt_of_the_whole_context_is_scored_beside_others(qwen3, monkeypatc
     """The token after it, which nobody gets, has a place of its own in the row, and needs no page."""
     model, directory = qwen3
     if options == {"kernels": "torch"}:
-        monkeypatch.setattr("gapless.engine.core.choose", lambda *_: plain.KERNELS)
+        monkeypatch.setattr("gapless.engine.wiring.choose", lambda *_: plain.KERNELS)
         options = {}
     small = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 4}
     config = EngineConfig(model=str(directory), device="cpu", depth=depth, **{**small, **options})

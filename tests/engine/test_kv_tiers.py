@@ -18,7 +18,7 @@ from fake_resp import free_port
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.engine.core import build_core
+from gapless.engine.wiring import build_core
 from gapless.offload.tiers.disk import DISK_BLOCK, LOG, RECORD_BYTES, describe
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. "

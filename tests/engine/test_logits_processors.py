@@ -12,8 +12,8 @@ from gapless.base.config import EngineConfig
 from gapless.device import CpuDevice
 from gapless.engine.messages import decode_to_core, encode, pack_request, unpack_request
 from gapless.engine.processors import import_processors, try_out
-from gapless.loop.build import build_loop
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 PROMPT = "Question: Mia has 14 pens and buys 7 more. How many pens does Mia have?\nAnswer:"
@@ -103,7 +103,7 @@ def test_a_batch_invariant_engine_takes_no_processor_that_rounds_by_its_batch():
 def tried_out(path, device, exact=False):
     shape = sizes(0)._replace(slots=2)
     processors = import_processors(EngineConfig(logits_processors=(path,)).processors, device)
-    loop = build_loop(device, ChecksumModel(VOCAB, shape.max_len), shape, 2, processors=processors)
+    loop = loop_of(device, ChecksumModel(VOCAB, shape.max_len), shape, 2, processors=processors)
     try:
         try_out(loop.launcher.program, device, exact)
     finally:

@@ -45,7 +45,7 @@ def test_a_model_with_a_rule_from_outside_gives_its_tokens_and_shares_prefixes(m
         model.config, model.cache_layers = load_config(EngineConfig("demo")), 1
         return model
 
-    monkeypatch.setattr("gapless.engine.core.load_model", load)
+    monkeypatch.setattr("gapless.engine.wiring.load_model", load)
     prompts = [[(7 * n + key) % VOCAB for n in range(90)] for key in (0, 0, 1, 2, 3, 0)]
     with LLM("demo", max_model_len=152, block_size=4, num_gpu_blocks_override=PAGES, max_num_seqs=3) as llm:
         params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)

@@ -11,7 +11,7 @@ from gapless import LLM, SamplingParams
 from gapless.base.errors import RequestError
 from gapless.device import CpuDevice
 from gapless.kernels import native, plain
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.step import lanes
 
 

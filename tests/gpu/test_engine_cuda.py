@@ -16,7 +16,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CudaDevice
-from gapless.engine.core import build_core
+from gapless.engine.wiring import build_core
 
 TINY = tiny_config(
     vocab_size=512,

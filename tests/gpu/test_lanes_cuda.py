@@ -16,7 +16,8 @@ from automaton import ASKED, Automaton
 from gapless import LLM, ConfigError, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.records import Request
-from gapless.engine.core import EngineCore, build_core
+from gapless.engine.core import EngineCore
+from gapless.engine.wiring import build_core
 from gapless.model.config import read_model_config, resolve_model_dir
 
 OPTIONS = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 256, "batch_invariant": True}

@@ -18,8 +18,8 @@ from gapless.base.errors import DeviceError, EngineError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice
-from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
+from gapless.engine.wiring import build_core
 from gapless.guard.marks import DEVICE_TENSORS
 from gapless.step.packet import Packer
 from gapless.testing.checksum import ChecksumModel

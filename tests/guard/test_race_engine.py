@@ -182,7 +182,7 @@ def at_once(retire: Callable) -> Callable:
 
 
 def pages_are_free_at_once(loop: Loop) -> None:
-    loop.pool.retire = at_once(loop.pool.retire)
+    loop.pools[0].retire = at_once(loop.pools[0].retire)
 
 
 def rows_are_free_at_once(loop: Loop) -> None:

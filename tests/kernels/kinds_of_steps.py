@@ -25,7 +25,7 @@ from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import CudaDevice, facts, open_device
 from gapless.kernels import ahead_triton, library_triton, linear
 from gapless.kernels.views import Filters
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.model.drafting.draft_model import DraftModel
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.model.loader import load_model
@@ -43,6 +43,7 @@ from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
+from gapless.testing.loops import loop_of
 
 CONFIG = tiny_config(
     vocab_size=1519,
@@ -134,7 +135,7 @@ def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:
     lookup, head = PromptLookup(MAX_DRAFTS, 2, 4), DraftModel(model, model, kernels, lambda cache: cache)
     drafter = {"": None, "ngram": (lookup, DRAFTED), "draft_model": (None, DRAFTED, head)}[method]
     speculation = Speculation(MAX_DRAFTS, *drafter) if drafter else None
-    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU, speculation=speculation).launcher
+    launcher = loop_of(device, model, sizes, kernels=kernels, mixed=ON_GPU, speculation=speculation).launcher
     places = launcher.graphs.shapes.places
 
     def run(key: ProgramKey, program: StepProgram = launcher.program) -> list[str]:

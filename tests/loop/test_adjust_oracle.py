@@ -12,16 +12,16 @@ from oracles import ASKING
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.slots import Slots
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 
 
-def loop_of(rows: int, slots: int) -> Loop:
+def varied(rows: int, slots: int) -> Loop:
     shape = sizes(0)._replace(rows=rows, pages=400, step_tokens=200, slots=slots, queue=400)
-    return build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 2)
+    return loop_of(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 2)
 
 
 def asking(key: int, output: int = 6, **asks: object) -> Job:
@@ -47,12 +47,12 @@ def started(loop: Loop, jobs: list[Job]) -> list[int]:
 
 def test_requests_that_wait_for_a_slot_hold_up_nobody_however_many_they_are():
     jobs = [asking(key, presence_penalty=1.0) for key in range(60)] + [asking(60), asking(61)]
-    assert started(loop_of(rows=4, slots=2), jobs) == [0, 1, 60, 61]
+    assert started(varied(rows=4, slots=2), jobs) == [0, 1, 60, 61]
 
 
 def test_rows_run_in_chains_while_a_request_waits_for_a_slot():
     shape = sizes(0)._replace(rows=8, pages=400, step_tokens=200, slots=1)
-    loop = build_loop(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 4, chain=4)
+    loop = loop_of(SimDevice(1, "eager"), Varied(VOCAB, 48), shape, 4, chain=4)
     jobs = [
         asking(0, presence_penalty=1.0, output=40),
         asking(1, output=40),
@@ -68,11 +68,11 @@ def test_rows_run_in_chains_while_a_request_waits_for_a_slot():
 
 def test_slots_are_filled_in_several_steps_where_all_ask_for_much():
     jobs = [asking(key, bad_words=["x"]) for key in range(6)] + [asking(7)]
-    assert started(loop_of(rows=8, slots=8), jobs) == [0, 1, 2, 7]
+    assert started(varied(rows=8, slots=8), jobs) == [0, 1, 2, 7]
 
 
 def test_a_parked_request_that_leaves_is_forgotten():
-    loop = loop_of(rows=4, slots=1)
+    loop = varied(rows=4, slots=1)
     for key in range(300):
         loop.submit(asking(key, presence_penalty=1.0).request)
     loop.turn()
@@ -101,7 +101,7 @@ def test_a_slot_that_is_given_away_before_its_last_step_has_run_is_noticed(early
 
 
 def test_an_engine_without_slots_refuses_what_would_wait_for_ever():
-    loop = loop_of(rows=2, slots=0)
+    loop = varied(rows=2, slots=0)
     with pytest.raises(RequestError, match="no slots"):
         loop.submit(asking(0, presence_penalty=1.0).request)
     assert started(loop, [asking(1)]) == [1]

@@ -99,7 +99,7 @@ def test_a_step_whose_rows_are_all_held_is_idle_time_of_grammar(guarded_steps):
 def test_threads_that_make_masks_give_the_direct_tokens(oracle, depth, chain, polls, guarded_steps):
     """Some matchers are native, beside others; threads look for tokens, or are rung."""
     with guarded_steps.rest():
-        counts = play(oracle, range(300, 304), depth, threads=True, chain=chain, polls=polls)
+        counts = play(oracle, range(300, 304), depth, threads=True, chain=chain, mask_polls=polls)
     assert counts["written"] > 5, counts
 
 

@@ -10,8 +10,8 @@ from oracle_drafter import Oracle
 from sharpest import sharpest
 
 from gapless.kernels import native
-from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.pace.draft_gate import WITHOUT_DRAFTS, DraftGate, Verify
 from gapless.step.speculation import Speculation
 from gapless.testing.checksum import continue_prompt

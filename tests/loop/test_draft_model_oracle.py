@@ -15,7 +15,7 @@ from oracles import direct_plain, draft_model_loop
 from sharpest import sharpest
 
 from gapless.kernels.tables import Tables
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.model.drafting.draft_model import DraftModel
 from gapless.model.seam import KVCache, StepInputs
 from gapless.testing.sim import SimDevice

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gapless.base.records import TokenTexts
-from gapless.loop.masks import NARROW, expected_next
+from gapless.loop.attendant import NARROW, expected_next
 
 TEXTS = [b"a", b"ab", b"abc", b"b", b"", b"abd", b"bc", *(b"abc"[:1] * size for size in range(2, 40))]
 VOCABULARY = TokenTexts(b"".join(TEXTS), np.cumsum([len(text) for text in TEXTS]).astype(np.uint32))

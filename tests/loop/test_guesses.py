@@ -17,12 +17,10 @@ from test_mask_oracle import asking
 from gapless.device import CpuDevice, Ring
 from gapless.kernels.layout import MAIL_DRAFTED, MAIL_DRAFTS, MAIL_TOKENS
 from gapless.loop import mask_threads
-from gapless.loop.build import build_loop
-from gapless.loop.masks import MaskedRow, Masks
-from gapless.memory.ledger import Ledger
-from gapless.memory.rows import RowTable
+from gapless.loop.attendant import MaskAttendant, MaskedRow
 from gapless.step.mail import Mail, mail_bytes, tag_of
 from gapless.step.speculation import Speculation
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 WAIT = 20.0
@@ -86,13 +84,11 @@ def test_a_matcher_that_breaks_along_a_guess_ends_no_request(where, depth, polls
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     device = SimDevice(depth) if polls is None else CpuDevice(threads=1)
     speculation = Speculation(MOST, Scripted.new(answers, 1.0), shape.rows)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, depth, speculation=speculation)
-    if polls is not None:
-        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
+    loop = loop_of(device, Varied(VOCAB, 48), shape, depth, speculation=speculation, mask_polls=polls)
     broke = Brittle.broke
     run_directly(loop, jobs)
     device.close()
-    loop.parts.masks.close()
+    loop.close()
     assert len(jobs) == 3 and Brittle.broke > broke
 
 
@@ -120,20 +116,20 @@ class Python:
     """Rows with matchers in Python, each in the slot of its key + 1, after one token."""
 
     def __init__(self, mail: Mail) -> None:
-        self.masks = Masks(SimDevice(0), mail, RowTable(2, 8, Ledger()))
+        self.attendant = MaskAttendant(mail)
 
     def admit(self, key: int, matcher: Automaton) -> None:
         row = MaskedRow(asking(key, matcher).request._replace(tokens=np.array([1], np.int32)), MOST)
-        self.masks.admitted(row, key + 1, key + 5, np.array([1], np.int32))
+        self.attendant.admitted(row, key + 1, key + 5, np.array([1], np.int32))
 
     def look(self) -> None:
-        threading.Thread(target=self.masks.answer).start()
+        threading.Thread(target=self.attendant.answer).start()
 
     def settle(self) -> None:
-        self.masks.answer()
+        self.attendant.answer()
 
     def close(self) -> None:
-        assert not self.masks.failed()
+        assert not self.attendant.failed
 
 
 class Native:

@@ -14,8 +14,8 @@ from gapless.base.errors import ConfigError
 from gapless.base.records import Cause
 from gapless.device import CpuDevice
 from gapless.kernels import native
-from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
+from gapless.loop.spec import HostSizes, Sizes
 from gapless.memory.pages import PageListener
 from gapless.memory.source import NO_SOURCE
 from gapless.offload.below import LowerTiers
@@ -226,8 +226,8 @@ def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatc
 
 
 def evict(loop):
-    pages = [loop.pool.take() for _ in range(loop.pool.available())]
-    loop.pool.retire(pages, 0)
+    pages = [loop.pools[0].take() for _ in range(loop.pools[0].available())]
+    loop.pools[0].retire(pages, 0)
 
 
 class SlowSteps(Adversary):
@@ -327,6 +327,6 @@ def test_an_engine_without_a_tier_has_nothing_of_it():
     device = SimDevice(6)
     loop = checksum_loop(device, SHAPE, 2)
     nothing = loop.parts.transfers is None and loop.planner.room.source is NO_SOURCE
-    assert nothing and type(loop.pool.watcher) is PageListener
+    assert nothing and type(loop.pools[0].watcher) is PageListener
     with pytest.raises(ConfigError, match=r"host:4095 holds no page of 4,096 bytes: give more"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))

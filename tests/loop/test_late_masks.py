@@ -18,11 +18,11 @@ from gapless.base.errors import RequestError
 from gapless.base.records import NO_TOKEN
 from gapless.device import CpuDevice, Ring
 from gapless.loop import mask_threads, masks
-from gapless.loop.build import build_loop
 from gapless.loop.masks import MOST_NS, Waits
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.mail import Mail, mail_bytes, tag_of
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 
@@ -53,10 +53,9 @@ class NativeStuck(Stuck, NativeAutomaton):
 def threaded_loop(rows: int = 4, polls: bool = True):
     shape = sizes(0)._replace(rows=rows, pages=60, step_tokens=20, slots=rows)
     device = CpuDevice(threads=1)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, 4)
-    loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls)
+    loop = loop_of(device, Varied(VOCAB, 48), shape, 4, mask_polls=polls)
     yield loop
-    loop.parts.masks.close()
+    loop.close()
     device.close()
 
 
@@ -183,7 +182,7 @@ class Panicking(Loose):
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_panic_of_a_matcher_ends_its_request_alone(depth):
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
-    loop = build_loop(SimDevice(depth), Varied(VOCAB, 48), shape, depth)
+    loop = loop_of(SimDevice(depth), Varied(VOCAB, 48), shape, depth)
     jobs = {0: asking(0, Panicking()), 1: asking(1, Automaton(3, VOCAB))}
     ((key, error),) = play(loop, jobs)
     assert key == 0 and str(error) == "structured_outputs: the matcher failed: Panic: index out of bounds"

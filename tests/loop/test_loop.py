@@ -28,12 +28,13 @@ from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.records import Cause, Flag
 from gapless.device import CpuDevice, cpu_native
 from gapless.device.cpu import CpuFence
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS
+from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.pace.depth import Depth
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimBell, SimDevice, SimFence
 
@@ -84,7 +85,7 @@ def test_the_next_steps_are_packed_while_a_step_runs(depth, captured, gated, mon
     device, model = CpuDevice(threads=1), gated
     if captured and not device.caps.captures:
         pytest.skip(f"no native streams: {cpu_native.reason()}")
-    loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
+    loop = loop_of(device, model, SHAPE, depth, buckets=None if captured else ())
     model.open = True
     capture_all(loop)
     model.open = False
@@ -229,7 +230,7 @@ def test_a_failure_is_raised_when_nothing_had_ended():
 def test_a_bell_ends_the_turn_and_a_newcomer_is_launched_while_steps_fly(gated):
     """Nothing of the first request can be launched before its step ends; the second one does not wait for that."""
     device, model = CpuDevice(threads=1), gated
-    loop = build_loop(device, model, SHAPE, 4, buckets=())
+    loop = loop_of(device, model, SHAPE, 4, buckets=())
     loop.submit(request(0, [1, 2, 3], 1))
     loop.turn()
     assert loop.in_flight == 1
@@ -296,9 +297,9 @@ def test_bells_at_any_moment_change_no_token(depth):
 def loading(device, shape=SHAPE):
     """A loop whose request cannot run until transfers on their way have filled their pages, and these transfers."""
     loop = checksum_loop(device, shape, 2, buckets=())
-    transfers = range(1, loop.pool.size)
+    transfers = range(1, loop.pools[0].size)
     for transfer in transfers:
-        loop.pool.fill({loop.pool.take(Pin.LOAD): b"%d" % transfer}, transfer)
+        loop.pools[0].fill({loop.pools[0].take(Pin.LOAD): b"%d" % transfer}, transfer)
     loop.submit(request(0, [1, 2, 3] * 5, 5))
     return loop, transfers
 
@@ -476,7 +477,7 @@ def test_a_row_without_finite_logits_ends_with_an_error_and_disturbs_nobody(dept
     failed = 0
     for seed in range(12):
         shape, device = sizes(seed), SimDevice(seed)
-        loop = build_loop(device, Poisoned(VOCAB, shape.max_len), shape, depth)
+        loop = loop_of(device, Poisoned(VOCAB, shape.max_len), shape, depth)
         jobs = script(seed, shape.max_len)
         run(loop, jobs)
         for job in jobs:
@@ -491,10 +492,10 @@ def test_a_row_without_finite_logits_ends_with_an_error_and_disturbs_nobody(dept
 
 
 def test_kv_of_a_failed_row_is_shared_with_nobody():
-    loop = build_loop(SimDevice(0), Poisoned(VOCAB, SHAPE.max_len), SHAPE, 2)
+    loop = loop_of(SimDevice(0), Poisoned(VOCAB, SHAPE.max_len), SHAPE, 2)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     started = start_of(loop, request(0, [*prompt, POISON], 5))
-    assert started == 0 and loop.pool.counts().cached == 0
+    assert started == 0 and loop.pools[0].counts().cached == 0
     assert start_of(loop, request(1, [*prompt, 9], 1)) == 0
     assert start_of(loop, request(2, [*prompt, 9], 1)) == 8
     assert start_of(loop, request(3, [*prompt, POISON], 1)) == 8
@@ -504,7 +505,7 @@ def test_kv_of_a_failed_row_is_shared_with_nobody():
 @pytest.mark.parametrize("depth", sharpest([2, 1, 8]))
 def test_a_failed_row_takes_those_that_read_its_pages_out_of_the_index_too(depth):
     """They may have read what is bad, and sampled nothing from it yet."""
-    loop = build_loop(SimDevice(0, "lazy"), Poisoned(VOCAB, SHAPE.max_len), SHAPE, depth)
+    loop = loop_of(SimDevice(0, "lazy"), Poisoned(VOCAB, SHAPE.max_len), SHAPE, depth)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     for item in (request(0, [*prompt, POISON], 5), request(1, [*prompt, *range(20, 29)], 5)):
         loop.submit(item)
@@ -514,7 +515,7 @@ def test_a_failed_row_takes_those_that_read_its_pages_out_of_the_index_too(depth
     assert loop.planner.by_key[1].private
     while loop.has_work():
         loop.turn()
-    assert loop.pool.counts().cached == 0
+    assert loop.pools[0].counts().cached == 0
     check_at_rest(loop)
 
 
@@ -631,7 +632,7 @@ def test_without_the_index_nothing_is_shared_or_kept():
     loop = checksum_loop(SimDevice(13), SHAPE, 4, prefix_caching=False)
     prompt = list(range(14))
     assert finish(loop, request(0, prompt, 5)) == finish(loop, request(1, prompt, 5))
-    assert loop.counters.prefix_hits == 0 and loop.pool.counts().cached == 0
+    assert loop.counters.prefix_hits == 0 and loop.pools[0].counts().cached == 0
 
 
 @pytest.mark.parametrize("depth", sharpest([4, 1, 2, 8]))

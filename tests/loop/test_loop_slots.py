@@ -18,7 +18,7 @@ from gapless.base.params import SamplingParams, Words, columns, param, registry
 from gapless.base.records import Request
 from gapless.kernels import layout, plain
 from gapless.kernels.layout import ACTIVE
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.memory.slots import NO_SLOT, Slots
 from gapless.step import packet
 from gapless.step.program import StepProgram

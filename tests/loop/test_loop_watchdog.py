@@ -12,10 +12,11 @@ from harness import request
 
 from gapless.base.errors import DeviceError, StalledError
 from gapless.device import CpuDevice, CudaDevice
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.loop.watchdog import Watchdog, patience, stacks
 from gapless.memory.pages import Pin
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.loops import loop_of
 
 
 class World:
@@ -86,7 +87,7 @@ def test_a_program_that_hangs_fails_every_wait_and_its_stack_is_shown(monkeypatc
     shown = io.StringIO()  # like a notebook's, it has no file behind it
     monkeypatch.setattr(sys, "stderr", shown)
     device, model = CpuDevice(threads=1), Stuck()
-    loop = build_loop(device, model, Sizes(2, 48, 20, 4, 8, 8), 2)
+    loop = loop_of(device, model, Sizes(2, 48, 20, 4, 8, 8), 2)
     dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
     dog.start()
     loop.submit(request(0, [1, 2], 38))
@@ -105,10 +106,10 @@ def test_a_program_that_hangs_fails_every_wait_and_its_stack_is_shown(monkeypatc
 def test_a_wait_for_transfers_is_no_stall_and_one_for_nothing_is(on_their_way, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     device = CpuDevice(threads=1)
-    loop = build_loop(device, ChecksumModel(97, 48), Sizes(2, 48, 20, 4, 8, 8), 2)
-    for transfer, page in enumerate([loop.pool.take(Pin.LOAD) for _ in range(19)], 1):
+    loop = loop_of(device, ChecksumModel(97, 48), Sizes(2, 48, 20, 4, 8, 8), 2)
+    for transfer, page in enumerate([loop.pools[0].take(Pin.LOAD) for _ in range(19)], 1):
         if on_their_way:
-            loop.pool.fill({page: b"%d" % transfer}, transfer)
+            loop.pools[0].fill({page: b"%d" % transfer}, transfer)
     dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
     loop.submit(request(0, [1, 2], 38))
     ringing = threading.Timer(0.5, loop.bell.ring)

@@ -17,8 +17,8 @@ from tier_faults import flipped, spoil, swapped, truncated
 from tier_kinds import TierHome
 
 from gapless.device import CpuDevice
-from gapless.loop.build import HostSizes
 from gapless.loop.loop import NEWS_SECONDS
+from gapless.loop.spec import HostSizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.offload.below import LowerTiers

@@ -9,8 +9,7 @@ from harness import VOCAB, Job, ask, check_at_rest, sizes
 
 from gapless.base.errors import RequestError
 from gapless.device import CpuDevice
-from gapless.loop import mask_threads
-from gapless.loop.build import build_loop
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 
@@ -38,9 +37,8 @@ def asking(key: int, matcher: Automaton | None) -> Job:
 def played(matcher: Automaton, depth: int, threads: bool = False) -> tuple[Job, list[tuple[int, RequestError]]]:
     """One row with this matcher beside two that must not notice."""
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
-    loop = build_loop(CpuDevice(threads=1) if threads else SimDevice(depth), Varied(VOCAB, 48), shape, depth)
-    if threads and loop.parts.masks is not None:
-        loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=True)
+    device = CpuDevice(threads=1) if threads else SimDevice(depth)
+    loop = loop_of(device, Varied(VOCAB, 48), shape, depth, mask_polls=threads or None)
     jobs = {key: asking(key, [matcher, Automaton(3, VOCAB), None][key]) for key in range(3)}
     for job in jobs.values():
         loop.submit(job.request)
@@ -78,7 +76,7 @@ def test_a_mask_that_leaves_no_token_ends_its_request_and_says_so(depth, threads
 
 def test_a_matcher_is_refused_where_several_devices_take_part():
     shape = sizes(0)._replace(rows=3, pages=60, slots=3)
-    loop = build_loop(SimDevice(1), Varied(VOCAB, 48), shape, 2, follow=lambda order: None)
+    loop = loop_of(SimDevice(1), Varied(VOCAB, 48), shape, 2, follow=lambda order: None)
     with pytest.raises(RequestError, match="structured_outputs"):
         loop.submit(asking(0, Automaton(1, VOCAB)).request)
     assert not loop.has_work()
@@ -87,9 +85,7 @@ def test_a_matcher_is_refused_where_several_devices_take_part():
 def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_writes_nothing():
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     device = CpuDevice(threads=1)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, 4)
-    assert loop.parts.masks is not None
-    loop.parts.masks.threads = mask_threads.start(loop.parts.masks.mail, polls=True)
+    loop = loop_of(device, Varied(VOCAB, 48), shape, 4, mask_polls=True)
     before = loop.launcher.executor.buffers.mail.words.clone()
     job = asking(0, NativeAutomaton(1, VOCAB))
     loop.submit(job.request._replace(stop_ids=(VOCAB + 700, 2**30)))
@@ -98,7 +94,7 @@ def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_wr
     after = loop.launcher.executor.buffers.mail.words
     changed = (after != before).any(1).nonzero()[:, 0].tolist()
     assert len(changed) <= 2, "the row's own slot, and the null row's"
-    loop.parts.masks.close()
+    loop.close()
     assert loop.parts.masks.threads.written and not NativeAutomaton.owned
     loop.parts.masks.end(job.request)
     device.close()

@@ -11,7 +11,7 @@ from harness import VOCAB, Run, ask, check_at_rest, kernels_for, model_loop, scr
 from page_router import Router
 
 from gapless.base.records import Flag
-from gapless.loop.build import HostSizes, Sizes
+from gapless.loop.spec import HostSizes, Sizes
 from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageListener
 from gapless.testing.checksum import ChecksumModel
@@ -110,7 +110,7 @@ def test_pages_that_came_from_elsewhere_are_announced_with_the_sequence_that_cla
         job.check()
         router.apply(events.take())
         own = loop.planner.index.hasher.after(loop.planner.index.hasher.root(""), job.request.tokens)
-        assert {*own[:10]} <= router.known() <= settled(loop.pool)
+        assert {*own[:10]} <= router.known() <= settled(loop.pools[0])
     assert loop.counters.prefix_hits >= 4 * 36
     assert router.cleared == 1 + lost and (lost or loop.parts.transfers.host.counts.loaded > 20)
 
@@ -121,4 +121,4 @@ def test_an_engine_that_sends_no_events_collects_none():
     job = ask(1, range(20))
     Run(loop, [job], looks=True).run(1_000)
     assert job.flag == Flag.LENGTH and loop.planner.index.events is None
-    assert type(loop.pool.journal) is PageListener
+    assert type(loop.pools[0].journal) is PageListener

@@ -19,7 +19,7 @@ from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
 from gapless.base.shared import SharedMemory
 from gapless.device import CpuDevice
-from gapless.loop.build import HostSizes
+from gapless.loop.spec import HostSizes
 from gapless.offload.host import HostTier
 from gapless.offload.tiers.frames import PeerError
 from gapless.offload.tiers.peer import PeerWorker, open_peer_tier

@@ -10,7 +10,6 @@ from harness import VOCAB, kernels_for, sizes
 from oracle_drafter import numbers_at_random
 from oracles import masked_jobs
 
-from gapless.loop.build import build_loop
 from gapless.model.drafting.prompt_lookup import PromptLookup
 from gapless.step.graphs import COMMON_LANES
 from gapless.step.keys import ForwardKey, ProgramKey, SampleKey
@@ -19,6 +18,7 @@ from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.lanes.mask import MaskKey, ReplyKey
 from gapless.step.leader import Leader
 from gapless.step.speculation import Speculation
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 DRAFTS, SEEDS = 8, range(100, 104)
@@ -43,7 +43,7 @@ def run_masked(seed: int, buckets: Iterable[int] | None = None):
     shape = sizes(seed)._replace(rows=5, slots=5)
     speculation = Speculation(DRAFTS, PromptLookup(DRAFTS, 1, 3), shape.rows)
     device, kernels = SimDevice(seed), kernels_for(seed)
-    loop = build_loop(device, Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets, kernels=kernels)
+    loop = loop_of(device, Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets, kernels=kernels)
     numbers_at_random(seed, loop, speculation)
     return run_directly(loop, masked_jobs(seed))
 

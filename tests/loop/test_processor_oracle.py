@@ -11,10 +11,10 @@ from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.loop.build import build_loop
 from gapless.step.lanes import adjust
 from gapless.step.lanes.adjust import AdjustKey
 from gapless.step.processors import ProcessorTables, slots_of
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 
@@ -37,7 +37,7 @@ def test_a_processor_that_ran_for_rows_that_do_not_ask_would_be_noticed(guarded_
 
 def test_a_step_in_which_no_row_asks_runs_without_processors():
     shape = sizes(0)._replace(rows=3, pages=60, slots=3)
-    loop = build_loop(SimDevice(1), Varied(VOCAB, 48), shape, 2, patience=1_000, processors=PROCESSORS)
+    loop = loop_of(SimDevice(1), Varied(VOCAB, 48), shape, 2, patience=1_000, processors=PROCESSORS)
     keys = []
     for key, asks in enumerate(({}, {"presence_penalty": 1.0}, {"logits_processors": ["favours"]})):
         params = SamplingParams(temperature=0.0, max_tokens=None, **asks)

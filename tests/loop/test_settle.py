@@ -11,8 +11,8 @@ from sharpest import sharpest
 
 from gapless.base.records import Flag, StepTokens
 from gapless.device import CpuDevice
-from gapless.loop.build import Sizes
 from gapless.loop.settle import Lines, with_failures
+from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import MOST_UNWRITTEN, RowTable
 from gapless.plan.bounds import PUBLISHED_TOKENS

@@ -15,7 +15,7 @@ from gapless.kernels import native, plain
 from gapless.kernels.layout import DRAFTED, LENGTH, OWN_TENANT
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.model.drafting.suffixes import Tenants
 from gapless.pace.draft_gate import DraftGate, Verify
 from gapless.testing.sim import SimDevice

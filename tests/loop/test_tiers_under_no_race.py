@@ -11,7 +11,7 @@ from test_host_tier import SLOT, prompts
 from test_lower_tiers import Engine
 from test_peer_engines import Side
 
-from gapless.loop.build import HostSizes
+from gapless.loop.spec import HostSizes
 from gapless.testing.sim import SimDevice
 
 SEEDS = 6

@@ -14,10 +14,11 @@ from torch_internals import take_back
 
 from gapless.device import CpuDevice
 from gapless.kernels import native
-from gapless.loop.build import Sizes, build_loop
 from gapless.loop.records import StepRecord, StepTable
+from gapless.loop.spec import Sizes
 from gapless.loop.timeline import Gap, StepSizes, Timeline, all_gaps, gaps_before
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import TICK_NS, SimDevice
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
@@ -311,7 +312,7 @@ def sleepy():
 @pytest.mark.parametrize(("depth", "captured"), sharpest([(8, True), (1, False), (2, True), (8, False)]))
 def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     device, model = CpuDevice(threads=1), sleepy
-    loop = build_loop(device, model, SHAPE, depth, buckets=None if captured else ())
+    loop = loop_of(device, model, SHAPE, depth, buckets=None if captured else ())
     capture_all(loop)
     finish(loop, request(0, [1, 2, 3], 4))
     model.ns, pauses = 0, 3

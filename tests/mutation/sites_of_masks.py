@@ -17,9 +17,10 @@ from simulation import world
 from simulation.scenario import VOCAB, Scenario
 
 from gapless.kernels.layout import DRAFTED, GENERATION, LATE, LENGTH, MAIL_ALONG, MAIL_TAG
-from gapless.loop import masks as loop_masks
+from gapless.loop import attendant
+from gapless.loop.attendant import NO_TAG, MaskAttendant
 from gapless.loop.loop import Loop
-from gapless.loop.masks import NO_TAG, Masks
+from gapless.loop.masks import Masks
 from gapless.step.lanes.mask import MaskKey, ReplyKey
 from gapless.step.mail import Mail, tag_of
 
@@ -137,11 +138,13 @@ def any_reply() -> AbstractContextManager[None]:
 def stays_behind() -> AbstractContextManager[None]:
     """A matcher whose row comes back goes on where it was, though tokens were settled that it has not followed."""
 
-    def admitted(original: Callable[..., None], self: Masks, row: Any, slot: int, generation: int, tokens: Any) -> None:
+    def admitted(
+        original: Callable[..., None], self: MaskAttendant, row: Any, slot: int, generation: int, tokens: Any
+    ) -> None:
         row.length = max(row.length, len(tokens))
         original(self, row, slot, generation, tokens)
 
-    return replaced(Masks, "admitted", admitted)
+    return replaced(MaskAttendant, "admitted", admitted)
 
 
 def late_attendant(loop: Loop) -> None:
@@ -149,39 +152,39 @@ def late_attendant(loop: Loop) -> None:
     masks, looks = loop.parts.masks, itertools.count()
     if masks is None:
         return
-    answer = masks.answer
+    answer = masks.attendant.answer
 
     def seldom() -> None:
         if next(looks) % 8 == 0:
             answer()
 
-    masks.answer = seldom  # type: ignore[method-assign]
+    masks.attendant.answer = seldom  # type: ignore[method-assign]
 
 
 def any_mask() -> AbstractContextManager[None]:
     """A mask that allows no token is posted like any other."""
-    return replaced(loop_masks, "allows_some", lambda original, words: True)
+    return replaced(attendant, "allows_some", lambda original, words: True)
 
 
 def guesses_end_requests() -> AbstractContextManager[None]:
     """A matcher that breaks along a guess is not replaced."""
 
-    def restore(original: Callable[..., None], self: Masks, row: Any) -> None:
+    def restore(original: Callable[..., None], self: MaskAttendant, row: Any) -> None:
         row.spare = None
         original(self, row)
 
-    return replaced(Masks, "restore", restore)
+    return replaced(MaskAttendant, "restore", restore)
 
 
 def copies_stay_behind() -> AbstractContextManager[None]:
     """The copy of a matcher does not follow what is settled."""
-    return replaced(Masks, "let_copy_follow", lambda original, self, row, tokens: None)
+    return replaced(MaskAttendant, "let_copy_follow", lambda original, self, row, tokens: None)
 
 
 @contextmanager
 def failures_unread() -> Iterator[None]:
     """A row whose matcher has failed is held for ever. Sound runs with such matchers take less than 150 turns."""
-    with replaced(Masks, "take_failed", lambda original, self: []), patch.object(world, "MOST_TURNS", 250):
+    with replaced(Masks, "failed", lambda original, self: []), patch.object(world, "MOST_TURNS", 250):
         yield
 
 

@@ -19,7 +19,7 @@ from waiting import until
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, role_plan, with_key
-from gapless.engine.core import build_core
+from gapless.engine.wiring import build_core
 from gapless.offload.tiers import frames
 from gapless.offload.tiers.frames import FrameKind, FrameSocket, greet, tls_of
 from gapless.offload.tiers.peer import open_peer_tier

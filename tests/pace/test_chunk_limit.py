@@ -11,9 +11,10 @@ from sharpest import sharpest
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels import native
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.pace.chunk_limit import LEAST_BOUNDED, LEAST_CHUNK_TOKENS, LONGEST, SOON, STALL, UNNOTICED_NS, ChunkLimit
 from gapless.testing.checksum import ChecksumModel, continue_prompt
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 MS = 1_000_000
@@ -130,7 +131,7 @@ def run(depth, token_ns=MS // 4, prompt=PROMPT, **bounds):
     device = PricedDevice(depth)
     sizes = Sizes(3, PROMPT + 500, 720, 16, 1024, 8)
     model, kernels = PricedModel(device, token_ns), native.load()
-    loop = build_loop(device, model, sizes, depth, buckets=(), kernels=kernels, **bounds)
+    loop = loop_of(device, model, sizes, depth, buckets=(), kernels=kernels, **bounds)
     loop.capture()
     loop.submit(request(0, 100, 400))
     loop.submit(request(1, 100, 400))

@@ -13,7 +13,7 @@ from simulation.lower import LateLine
 from timed_device import TimedDevice, Times
 
 from gapless.kernels import native
-from gapless.loop.build import HostSizes, Sizes
+from gapless.loop.spec import HostSizes, Sizes
 from gapless.offload.below import LowerTiers
 from gapless.pace.load_gate import HOST_SOURCE, LoadGate
 

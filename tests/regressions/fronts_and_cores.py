@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from harness import VOCAB
 from vocabularies import byte_level
@@ -11,7 +10,7 @@ from vocabularies import byte_level
 from gapless.base.config import EngineConfig
 from gapless.device import Device
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.core import EngineCore
+from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.outputs import Delta
 from gapless.engine.seam import EngineInfo
@@ -19,9 +18,11 @@ from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tiers import EngineTiers
 from gapless.engine.updates import WeightUpdates
+from gapless.engine.wiring import watch
 from gapless.grammar.compiler import Compiler
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.testing.checksum import ChecksumModel
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 SHAPE = Sizes(4, 64, 65, 4, 16, 32)
@@ -39,13 +40,15 @@ def letter(token: int) -> str:
     return chr(ord("!") + token)
 
 
-def parts(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> tuple[Any, ...]:
+def parts(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> tuple[CoreParts, EngineInfo]:
     """The arguments of an EngineCore without a tokenizer and without tiers."""
     model = model or ChecksumModel(VOCAB, SHAPE.max_len)
-    loop = build_loop(device, model, SHAPE, DEPTH, model_name="checksum", patience=16)
+    loop = loop_of(device, model, SHAPE, DEPTH, model_name="checksum", patience=16)
     updates = WeightUpdates(loop, model, device, "checksum")
     compiler = Compiler(lambda: 1 // 0, loop.bell.ring, room=1)
-    return device, loop, INFO._replace(watchdog_seconds=watchdog), compiler, EngineTiers(EngineConfig()), updates
+    tiers, dog = EngineTiers(EngineConfig()), watch(loop, watchdog)
+    made = CoreParts(device, loop, compiler, tiers, updates, watchdog=dog)
+    return made, INFO._replace(watchdog_seconds=watchdog)
 
 
 def engine_core(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> EngineCore:

@@ -13,8 +13,8 @@ from gapless.base.errors import DeviceError, EngineDeadError
 from gapless.base.params import SamplingParams
 from gapless.device import CpuDevice
 from gapless.device.fault import Fault
-from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
+from gapless.loop.spec import Sizes
 from gapless.memory.rows import RowTable
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 from gapless.testing.sim import SimDevice

@@ -23,7 +23,7 @@ def test_lifetime_L5_one_victim_at_a_time_while_pages_are_on_their_way_back():
         planner, plan = loop.planner, loop.planner.plan
 
         def watch():
-            fenced, held, preempted = loop.pool.counts().fenced, set(planner.leaving), planner.preemptions
+            fenced, held, preempted = loop.pools[0].counts().fenced, set(planner.leaving), planner.preemptions
             made = plan()
             chosen = set(planner.leaving) - held or planner.preemptions - preempted > len(held)
             assert len(planner.leaving) <= 1, "a second victim, while the first has yet to give its pages back"

@@ -7,8 +7,8 @@ import pytest
 from harness import VOCAB, checksum_loop, request
 from scenes import broken, job, tokens
 
-from gapless.loop import loop as loop_module
-from gapless.loop.build import Sizes
+from gapless.loop import settle as settling
+from gapless.loop.spec import Sizes
 from gapless.testing.checksum import continue_prompt
 from gapless.testing.sim import SimDevice
 
@@ -50,6 +50,6 @@ def test_row_078_scores_of_many_tokens_a_step_go_to_their_own_requests():
         rows = np.concatenate([np.full(len(share), row) for share, row in zip(shares, owners, strict=True)])
         return settle(lines._replace(rows=rows.astype(np.int32)), *rest)
 
-    settle = loop_module.settle
-    with broken(loop_module, "settle", evenly_cut):
+    settle = settling.settle
+    with broken(settling, "settle", evenly_cut):
         scene()

@@ -7,7 +7,7 @@ import torch
 from harness import Job, checksum_loop, contents_of, kernels_for, request
 from scenes import play, tokens
 
-from gapless.loop.build import HostSizes, Sizes
+from gapless.loop.spec import HostSizes, Sizes
 from gapless.testing.sim import SimDevice
 
 pytestmark = pytest.mark.unguarded
@@ -61,11 +61,11 @@ def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice(
         for one in jobs[4:]:
             loop.submit(one.request)
             for _ in range(5):
-                if loop.pool.counts().owned and not loop.in_flight:
+                if loop.pools[0].counts().owned and not loop.in_flight:
                     left += 1
                     break
                 loop.turn()
             loop.abort(one.request.key)
-            loop.pool.check([])
+            loop.pools[0].check([])
         play(loop, conversations(rounds=1))
     assert left > 8, "requests were meant to leave during loads"

@@ -16,7 +16,7 @@ from scenes import (
 from sharpest import sharpest
 
 from gapless.base.records import Flag
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.memory.pages import PagePool
 from gapless.plan.decode import DecodeSet
 from gapless.testing.sim import SimDevice
@@ -55,7 +55,7 @@ def _forget_often(loop, every):
     def with_forget():
         turns["all"] += 1
         if turns["all"] % every == 0:
-            loop.pool.forget()
+            loop.pools[0].forget()
         return turn()
 
     loop.turn = with_forget

@@ -13,8 +13,8 @@ from scenes import (
     tokens,
 )
 
-from gapless.engine import core
-from gapless.loop.build import Sizes
+from gapless.engine.warm_up import WARM_UP_KEY
+from gapless.loop.spec import Sizes
 from gapless.testing.sim import SimDevice, SimStream
 
 pytestmark = pytest.mark.unguarded
@@ -48,8 +48,8 @@ def test_row_005_a_warm_up_request_joins_the_protocol():
         return found
 
     def as_a_request(loop):
-        if core.WARM_UP_KEY not in loop.planner.by_key:
-            loop.submit(request(core.WARM_UP_KEY, [0] * 8, 1, temperature=0.5, top_k=5))
+        if WARM_UP_KEY not in loop.planner.by_key:
+            loop.submit(request(WARM_UP_KEY, [0] * 8, 1, temperature=0.5, top_k=5))
 
     def outside(loop):
         slot = loop.launcher.executor.packets.slots[0]

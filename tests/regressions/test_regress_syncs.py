@@ -17,7 +17,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.engine.process_backend import ProcessBackend
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.pace.depth import Depth
 from gapless.step.launcher import Launcher
 from gapless.testing.sim import SimDevice, SimFence

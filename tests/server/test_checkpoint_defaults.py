@@ -9,8 +9,8 @@ from server_harness import serving
 from gapless import LLM, AsyncLLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.demo import weights_dir
-from gapless.engine.core import build_core
 from gapless.engine.frontdoor import open_assets
+from gapless.engine.wiring import build_core
 
 PROMPT = "The capital of Norway is"
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "threads": 1}

@@ -12,8 +12,8 @@ from simulation.world import World
 
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
-from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
+from gapless.loop.spec import HostSizes
 from gapless.offload.below import LOOKUP_NS
 from gapless.offload.tiers.seam import key_of
 from gapless.offload.transfers import Transfers

@@ -12,7 +12,7 @@ from grouped_model import continue_grouped
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER, KVTransfer, Request
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.testing.adversary import MOODS
 from gapless.testing.checksum import continue_prompt
 

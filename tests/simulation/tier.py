@@ -41,7 +41,7 @@ class Tier:
         self.kept = kept
         self.stored = self.loaded = 0
         self._device = device
-        self._pool, self._ledger = loop.pool, loop.planner.ledger
+        self._pool, self._ledger = loop.pools[0], loop.planner.ledger
         self._memory = loop.launcher.executor.program.cache.data
         self._contents = contents
         self._rng = random.Random(len(kept))

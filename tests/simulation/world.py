@@ -28,8 +28,8 @@ from gapless.base.records import Flag, Int32s, StepTokens
 from gapless.kernels import plain
 from gapless.kernels.pages import weights
 from gapless.kernels.seam import Kernels
-from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
+from gapless.loop.spec import HostSizes
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixHasher
 from gapless.model.drafting.seam import Drafter
@@ -41,6 +41,7 @@ from gapless.offload.transfers import Transfers
 from gapless.step.adapters import Adapters
 from gapless.step.speculation import Speculation
 from gapless.testing.checksum import PRIME, continue_prompt, owners, pages_read
+from gapless.testing.loops import loop_of
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
 
@@ -487,7 +488,7 @@ class World:
         self.model.weights.fill_(self._shift)
         adapters = self._new_adapters()
         self.followers: list[Follower] = []
-        self.loop: Loop = build_loop(
+        self.loop: Loop = loop_of(
             self.device,
             self.model,
             scenario.sizes,
@@ -506,7 +507,7 @@ class World:
             host=self.host_sizes(),
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
-        self.model.pool = self.loop.pool
+        self.model.pool = self.loop.pools[0]
         self.attach_lower()
         transfers = self.loop.parts.transfers
         self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
@@ -633,7 +634,7 @@ class World:
 
     def _check_index(self) -> None:
         """After the first failure, no page that may be shared holds bad KV."""
-        pool, memory = self.loop.pool, self.loop.launcher.executor.program.cache.data
+        pool, memory = self.loop.pools[0], self.loop.launcher.executor.program.cache.data
         pages = [page for page in pool.digest_of if pool.settled(page)]
         bad = memory[pages, 0, 1].flatten(1).any(1).tolist()
         assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"

@@ -17,9 +17,10 @@ from native_kernels import load_native
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.model.loader import load_model
 from gapless.step import graphs
+from gapless.testing.loops import loop_of
 
 VOCAB, LONGEST, REQUESTS = 97, 40, 120
 SHAPE = Sizes(rows=5, max_len=LONGEST, pages=30, page_size=8, step_tokens=70, queue=64)
@@ -41,7 +42,7 @@ def dense_model(folder):
 
 
 def engine(device, model, depth=2, mixed=graphs.ON_GPU, shape=SHAPE, **options):
-    return build_loop(device, model, shape, depth, kernels=load_native(), mixed=mixed, **options)
+    return loop_of(device, model, shape, depth, kernels=load_native(), mixed=mixed, **options)
 
 
 def drive(loop, settings, apart=4, scores=None):

@@ -14,8 +14,8 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH, PROCESSORS
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.loop.build import Sizes
 from gapless.loop.records import StepCounts
+from gapless.loop.spec import Sizes
 from gapless.step.lanes.adjust import AdjustLane
 from gapless.step.processors import Processor, process
 from gapless.testing.checksum import ChecksumModel

@@ -13,7 +13,7 @@ from step_harness import request
 
 from gapless.device import CpuDevice, cpu_native
 from gapless.kernels import native
-from gapless.loop.build import Sizes
+from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.keys import ForwardKey

@@ -13,7 +13,7 @@ from sharpest import sharpest
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CudaDevice
-from gapless.engine import core
+from gapless.engine import wiring
 from gapless.kernels.layout import ACTIVE, LENGTH
 from gapless.step import graphs
 from gapless.step.keys import ForwardKey, SampleKey
@@ -215,8 +215,8 @@ def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
 
 @pytest.mark.parametrize("budget, most", [(200, 256), (256, 256), (300, 512), (4000, 4096), (8192, 4096)])
 def test_no_graph_serves_more_than_the_budget_of_a_step(budget, most):
-    assert max(core._mixed(CudaDevice.caps, 600_000_000, budget).stand_ins) == most
-    assert not core._mixed(CudaDevice.caps, 8_000_000_000, budget).stand_ins
+    assert max(wiring._mixed(CudaDevice.caps, 600_000_000, budget).stand_ins) == most
+    assert not wiring._mixed(CudaDevice.caps, 8_000_000_000, budget).stand_ins
 
 
 def test_a_capture_touches_no_row_but_the_null_row(model):

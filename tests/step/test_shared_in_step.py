@@ -20,8 +20,9 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.kernels import plain
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.model.loader import load_model
+from gapless.testing.loops import loop_of
 
 SHAPE = Sizes(rows=8, max_len=64, pages=80, page_size=8, step_tokens=128, queue=64)
 CONFIG = tiny_config()
@@ -38,7 +39,7 @@ def test_rows_that_share_pages_within_one_step_sample_the_same_tokens(kernels, t
 
     def run(sharing: bool, depth: int) -> tuple[dict[int, list[int]], int]:
         device = CpuDevice(threads=1)
-        loop = build_loop(device, model, SHAPE, depth, prefix_caching=sharing, kernels=operations)
+        loop = loop_of(device, model, SHAPE, depth, prefix_caching=sharing, kernels=operations)
         params = SamplingParams(temperature=0.0, max_tokens=None)
         for key, prompt in enumerate(prompts):
             loop.submit(Request(key, prompt, params, 0, (), 0, len(prompt) + 12))

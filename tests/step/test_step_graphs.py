@@ -22,7 +22,7 @@ from gapless.device import CpuDevice, cpu_native
 from gapless.kernels import native
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import HEADER_WORDS
-from gapless.loop.build import Sizes, build_loop
+from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
@@ -37,6 +37,7 @@ from gapless.step.graphs import (
 )
 from gapless.step.keys import ForwardKey, SampleKey
 from gapless.step.packet import Packer, PacketShape
+from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
 
 ROWS = 8
@@ -93,7 +94,7 @@ def test_a_shape_wider_than_its_plan_is_filled_up_with_nobody():
 @pytest.mark.parametrize("kind", ["sim", "mapped", "cpu"])
 def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     device = device_of(kind)
-    loop = build_loop(device, WaryModel(VOCAB, SHAPE.max_len), SHAPE, 2, buckets=(ROWS,))
+    loop = loop_of(device, WaryModel(VOCAB, SHAPE.max_len), SHAPE, 2, buckets=(ROWS,))
     capture_all(loop)
     launcher, read, executor = loop.launcher, loop.launcher.read, loop.launcher.executor
     sizes = set()
@@ -129,7 +130,7 @@ def folder(tmp_path_factory):
     return str(directory)
 
 
-def loop_of(kind, model, folder, depth, buckets):
+def graph_loop(kind, model, folder, depth, buckets):
     """A loop over the checksum model, or over a dense one of that dtype with the device's own kernels."""
     device, kernels = device_of(kind), None
     if model == "checksum":
@@ -141,7 +142,7 @@ def loop_of(kind, model, folder, depth, buckets):
         config = EngineConfig(model=folder, load_format="dummy", dtype=model, max_model_len=SHAPE.max_len, seed=3)
         made = load_model(config, device.torch_device, kernels)
         made.embedding.mul_(0.1)  # so that more than the last token decides
-    loop = build_loop(device, made, SHAPE, depth, kernels=kernels, buckets=buckets, patience=1000)
+    loop = loop_of(device, made, SHAPE, depth, kernels=kernels, buckets=buckets, patience=1000)
     capture_all(loop)
     return look_behind_steps(loop, made)
 
@@ -155,7 +156,7 @@ def test_tokens_are_those_of_eager_steps_for_every_number_of_rows(kind, model, g
     told = []
     # Eager, with a graph for every number of rows, and all in one bucket.
     for depth, buckets in ((1, ()), (4, None), (1, (ROWS,)), (4, (ROWS,))):
-        loop = loop_of(kind, model, folder, depth, buckets)
+        loop = graph_loop(kind, model, folder, depth, buckets)
         jobs = [Job(item, 0, None) for item in of_every_size(*temperatures)]
         run(loop, jobs, check=False)
         check_at_rest(loop)
@@ -177,7 +178,7 @@ WIDE = SHAPE._replace(page_size=64, pages=20)
 
 def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight():
     device = SimDevice(1, mood="lazy")
-    loop = look_behind_steps(build_loop(device, model := WaryModel(VOCAB, 40), WIDE, 4, patience=3), model)
+    loop = look_behind_steps(loop_of(device, model := WaryModel(VOCAB, 40), WIDE, 4, patience=3), model)
     capture, seen = device.capture, []
 
     def watched(key, program, buffers):
@@ -196,7 +197,7 @@ def test_a_graph_is_captured_after_enough_misses_and_when_nothing_is_in_flight()
 
 def test_at_rest_what_was_missed_is_captured_one_program_a_turn():
     device = SimDevice(1)
-    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=16)
+    loop = loop_of(device, WaryModel(VOCAB, 40), WIDE, 2, patience=16)
     jobs = [Job(request(key=key, tokens=(5, 6, 7), temperature=0.0, max_len=10), 0, None) for key in range(2)]
     run(loop, jobs[:1])
     assert loop.counters.graph_misses == 6 and not loop.has_work()
@@ -211,7 +212,7 @@ def test_at_rest_what_was_missed_is_captured_one_program_a_turn():
 
 def test_a_refused_capture_is_logged_once_and_runs_eagerly(monkeypatch, caplog):
     device = SimDevice(1)
-    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
+    loop = loop_of(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
     tried = []
 
     def refuse(key, program, buffers):
@@ -231,7 +232,7 @@ def test_a_refused_capture_is_logged_once_and_runs_eagerly(monkeypatch, caplog):
 
 def test_a_device_that_fails_before_a_capture_fails_the_turn():
     device = SimDevice(1)
-    loop = build_loop(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
+    loop = loop_of(device, WaryModel(VOCAB, 40), WIDE, 2, patience=2)
     loop.submit(request(tokens=(5, 6, 7), temperature=0.0, max_len=40))
     while not (loop.launcher.graphs.due and not loop.in_flight):
         loop.turn()
@@ -243,7 +244,7 @@ def test_a_device_that_fails_before_a_capture_fails_the_turn():
 
 def three_rows(buckets):
     """A loop that has run three requests at once, and one whose prompt is scored; the first is their only decode."""
-    loop = build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=buckets, patience=1)
+    loop = loop_of(SimDevice(2), WaryModel(VOCAB, 40), WIDE, 1, buckets=buckets, patience=1)
     asks = [request(key=key, tokens=(5, key), temperature=0.0, max_len=9) for key in range(3)]
     run(loop, [Job(item, 0, None) for item in asks])
     run(loop, [Job(request(key=9, tokens=range(5, 13), temperature=0.0, max_len=9, prompt_logprobs=1), 0, None)])
@@ -263,7 +264,7 @@ def test_an_engine_without_graphs_misses_none():
 
 
 def test_the_buckets_of_an_engine_are_those_of_its_rows():
-    assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE).launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
+    assert loop_of(SimDevice(2), WaryModel(VOCAB, 40), WIDE).launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
     assert MISSES_BEFORE_CAPTURE > 1
 
 
@@ -323,7 +324,7 @@ def test_a_forward_for_which_a_start_had_no_time_is_captured_when_it_is_missed()
 def steps_of(model, step, page_size, buckets, chain=None):
     """Tokens of eight rows that run alike, and the counters."""
     shape = SHAPE._replace(page_size=page_size, pages=1 + ROWS * (SHAPE.max_len // page_size + 6))
-    loop = build_loop(
+    loop = loop_of(
         SimDevice(1, "eager"), model(VOCAB, SHAPE.max_len), shape, 2, program=PROGRAMS[step], buckets=buckets,
         chain=chain, kernels=None if page_size == 1 else native.load()
     )  # fmt: skip
@@ -355,7 +356,7 @@ def test_a_bucket_has_page_writes_for_all_of_its_tokens(width):
     program = type("Program", (PROGRAMS["several"],), {"width": width})
     for size in (1, 2, 3, 4, 8, 16):
         shape = Sizes(rows=64, max_len=64, pages=600, page_size=size, step_tokens=1024, queue=64)
-        shapes = build_loop(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs.shapes
+        shapes = loop_of(SimDevice(0), GroupedModel(VOCAB, 64), shape, program=program).launcher.graphs.shapes
         graphs = StepGraphs(shapes._replace(mixed=ON_GPU), lambda order: [], 1)
         for chunk in range(1, 40):
             key = graphs.mixed_key(5, 16, 16 * chunk)

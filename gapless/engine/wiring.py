@@ -1,0 +1,283 @@
+"""Builds the core of an engine from its config: device, model, loop, and everything around the loop, in this order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from threading import Thread
+from typing import TYPE_CHECKING, NamedTuple
+
+from gapless.base import host
+from gapless.base.config import EngineConfig, parse_depth
+from gapless.base.part import Part
+from gapless.base.progress import announce
+from gapless.device import Caps, Device, build, device_class, open_device
+from gapless.engine import checkers
+from gapless.engine.adapters import AdapterChanges, AdapterFiles
+from gapless.engine.core import CoreParts, EngineCore
+from gapless.engine.frontdoor import open_assets
+from gapless.engine.on_device import on_device
+from gapless.engine.processors import import_processors, try_out
+from gapless.engine.seam import EngineInfo
+from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
+from gapless.engine.tiers import EngineTiers, host_sizes
+from gapless.engine.updates import WeightUpdates
+from gapless.engine.warm_up import warm_up
+from gapless.grammar.compiler import Compiler
+from gapless.kernels import native
+from gapless.kernels.choose import choose
+from gapless.kernels.seam import Kernels
+from gapless.loop import mask_threads
+from gapless.loop.build import build_loop
+from gapless.loop.loop import Loop
+from gapless.loop.spec import LoopSpec, Sizes
+from gapless.loop.watchdog import Watchdog, patience
+from gapless.model.config import ModelConfig, load_config
+from gapless.model.dense import DenseModel
+from gapless.model.drafting import DRAFTERS
+from gapless.model.loader import dtype_of, load_drafter, load_model
+from gapless.pace.controllers import Controllers
+from gapless.step.adapters import Adapters
+from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
+from gapless.step.processors import Processor
+from gapless.step.speculation import Speculation
+
+if TYPE_CHECKING:
+    from gapless.grammar.vocabulary import Vocabulary
+
+SMALL_MODEL = 50_000_000
+"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
+SMALL_THREADS, SMALL_TIMES = 2, 128
+"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
+on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
+got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
+TINY_MODEL = 8_000_000
+"""[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
+average graph. At 12 million both take the same."""
+FILLED_MODEL = 2_000_000_000
+"""[parameters] Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger
+graph."""
+CAPTURE_SECONDS = 2.0
+"""[s] Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
+milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
+
+Times = list[tuple[str, float]]
+"""Parts of a start, and their seconds."""
+
+
+class Loaded(NamedTuple):
+    """A model on its device, and everything that was read for it."""
+
+    config: EngineConfig
+    """The user's config, with the dtype in use"""
+    device: Device
+    kernels: Kernels
+    processors: tuple[Processor, ...]
+    model: DenseModel
+    drafting: Speculation | None
+    files: AdapterFiles | None
+    adapters: Adapters | None
+    tiers: EngineTiers
+    """The tiers, which `attach` opens"""
+
+
+def build_core(
+    config: EngineConfig,
+    device: Device | None = None,
+    spent: Sequence[tuple[str, float]] = (),
+    parts: Sequence[Part] = (),
+) -> EngineCore:
+    """Load the model, size the memory, warm up. `device` is already open, for tests.
+
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop.
+
+    Raises:
+        ConfigError, CheckpointError: the user can mend it.
+    """
+    checkers.connect()
+    times = list(spent)
+    with _timed(times, "device", "opening the device"):
+        model_config = load_config(config)
+        if device is None and device_class(config.device).caps.kernels == "native":
+            Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
+        device = device or open_device(config.device, _threads(config, model_config))
+    try:
+        loaded = _load(device, config, model_config, times)
+        with _timed(times, "memory", "sizing KV memory"):
+            sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device)
+            name = loaded.tiers.name(loaded.model.config, loaded.model, device.kind)
+            loop = on_device(device, lambda: build_loop(device, loaded.model, _spec(loaded, sizes, name, parts)))
+        try_out(loop.launcher.program, device, exact=config.batch_invariant)
+        info = _info(loaded, sizes)
+        built = _surround(loop, loaded, name, info.watchdog_seconds)
+        try:
+            _prepare(loop, loaded, sizes, times)
+            loaded.tiers.attach(loop)
+        except BaseException:
+            built.close()
+            raise
+    except BaseException:
+        device.close()
+        raise
+    return EngineCore(built, info._replace(startup_seconds=tuple(times)))
+
+
+def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Return the number of computing threads on a CPU; 0 for most of its cores."""
+    if config.threads or parameters(model_config) >= SMALL_MODEL:
+        return config.threads
+    return min(SMALL_THREADS, host.usable_cores()) if build.may_have(native.NAME) else 1
+
+
+def _load(device: Device, config: EngineConfig, model_config: ModelConfig, times: Times) -> Loaded:
+    """Read the model, its drafter, the adapters and the processors."""
+    config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
+    tiers = EngineTiers(config)
+    Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
+    kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
+    if not config.threads and parameters(model_config) < SMALL_MODEL:
+        on_device(device, lambda: native.share_from(SMALL_TIMES))
+    processors = import_processors(config.processors, device)
+    with _timed(times, "weights"):
+        tiers.look_at_weights()
+        model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
+        drafting = on_device(device, lambda: speculation(config, device, model))
+    files = adapters = None
+    if (config.lora_modules or config.lora_dir) and model.adapters is not None:
+        files = AdapterFiles(config, model.config, model.adapters, device)
+        with _timed(times, "adapters", "reading adapters"):
+            adapters = Adapters(model.adapters, files.named())
+    return Loaded(config, device, kernels, processors, model, drafting, files, adapters, tiers)
+
+
+def _spec(loaded: Loaded, sizes: Sizes, name: str, parts: Sequence[Part]) -> LoopSpec:
+    config, caps = loaded.config, loaded.device.caps
+    return LoopSpec(
+        sizes,
+        parse_depth(config.depth),
+        model_name=name,
+        prefix_caching=config.enable_prefix_caching,
+        by_priority=config.scheduling_policy == "priority",
+        # A user's budget is kept. A GPU takes less than 0.1 s for a usual one.
+        bounds_stalls=caps.slow and not config.max_num_batched_tokens,
+        max_itl_ns=int((config.max_itl or 0) * 1e6),
+        kernels=loaded.kernels,
+        buckets=_buckets(config, sizes),
+        mixed=_mixed(caps, parameters(loaded.model.config), sizes.step_tokens),
+        adapters=loaded.adapters,
+        speculation=loaded.drafting,
+        processors=loaded.processors,
+        host=host_sizes(config),
+        controllers=Controllers.named(config.controllers),
+        mask_polls=caps.polled if caps.real_time else None,
+        parts=tuple(parts),
+    )
+
+
+def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
+    config, device, model = loaded.config, loaded.device, loaded.model
+    longest = patience(config.watchdog_seconds, _operations(model.config, sizes), device.caps.operations)
+    return EngineInfo(
+        model=config.model,
+        device=device.kind,
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocab_size=model.vocab_size,
+        max_model_len=sizes.max_len,
+        max_num_seqs=sizes.rows,
+        max_num_batched_tokens=sizes.step_tokens,
+        pages=sizes.pages,
+        page_size=sizes.page_size,
+        depth=config.depth,
+        parameters=parameters(model.config),
+        adapters=tuple(config.adapters),
+        processors=tuple(config.processors),
+        tiers=tuple(loaded.tiers.kinds),
+        kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
+        watchdog_seconds=longest,
+    )
+
+
+def _surround(loop: Loop, loaded: Loaded, name: str, watchdog_seconds: float) -> CoreParts:
+    """Return the loop with everything around it. The watchdog runs: a device that hangs in its first step is a failed
+    start, not an endless one."""
+    config, device, vocab, files = loaded.config, loaded.device, loaded.model.vocab_size, loaded.files
+    compiler = Compiler(lambda: _vocabulary(config, vocab), loop.bell.ring, loop.planner.limits.queue)
+    changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
+    updates = WeightUpdates(loop, loaded.model, device, name)
+    return CoreParts(device, loop, compiler, loaded.tiers, updates, changes, watch(loop, watchdog_seconds))
+
+
+def watch(loop: Loop, seconds: float) -> Watchdog | None:
+    """Start a watchdog over the loop; None without a bound, or in simulated time."""
+    if not seconds or not loop.device.caps.real_time:
+        return None
+    dog = Watchdog(seconds, lambda: loop.counters.steps, loop.wants_steps, loop.device.fail)
+    dog.start()
+    return dog
+
+
+def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
+    """Compile, warm up and capture, so that the first request finds everything ready."""
+    config, device = loaded.config, loaded.device
+    if loaded.kernels.ahead is not None:
+        with _timed(times, "kernels", "loading kernels (the first start compiles them)"):
+            loop.launcher.compile()
+    if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
+        step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
+        device.reserve(step.eager, step.graphs)
+    with _timed(times, "warm-up", "warming up"):
+        warm_up(loop, sizes, largest=device.caps.own_memory)
+    with _timed(times, "graphs"):
+        loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
+
+
+def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Speculation | None:
+    asked = config.speculation
+    if asked is None:
+        return None
+    rows = config.max_num_seqs or device.caps.rows
+    drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
+    if make := DRAFTERS.get(asked.method):
+        drafter, learner = make(asked, device.torch_device)
+        return Speculation(drafts, drafter, most, learner=learner)
+    return Speculation(drafts, None, most, load_drafter(config, model, rows))
+
+
+def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:
+    """Read the model's tokenizer, at the first request with a form of output."""
+    from gapless.grammar.vocabulary import make_vocabulary  # imports llguidance, which most engines never need
+
+    assets = open_assets(config)
+    return make_vocabulary(assets.tokenizer, size, assets.eos_ids)
+
+
+def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
+    """Return the row counts of captured steps."""
+    most = min(sizes.rows, config.max_cudagraph_capture_size or sizes.rows)
+    return () if config.enforce_eager else buckets_up_to(most)
+
+
+def _mixed(caps: Caps, parameters: int, step_tokens: int) -> MixedSizes | None:
+    """Return the sizes of captured steps with chunks; None for none."""
+    if not caps.pads:
+        return ALONE if caps.slow and parameters < TINY_MODEL else None
+    most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
+    return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
+
+
+def _operations(config: ModelConfig, sizes: Sizes) -> float:
+    """Return the operations of the longest step: every token meets all parameters, and a whole context in attention."""
+    attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
+    return 2.0 * sizes.step_tokens * (parameters(config) + attention)
+
+
+@contextmanager
+def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
+    """Add the seconds of a part of the start, and show `text`; without it, the code inside reports progress."""
+    if text:
+        announce(text)
+    begin = time.perf_counter()
+    yield
+    spent.append((what, round(time.perf_counter() - begin, 3)))
