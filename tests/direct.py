@@ -132,7 +132,7 @@ def run_directly(loop, jobs, direct=direct_run):
     check_tokens(jobs, direct)
     if loop.parts.adapters is not None:
         loop.device.drain()
-        loop.parts.adapters.poll()  # a load whose request was aborted
+        loop.parts.adapters.before_plan()  # a load whose request was aborted
     check_at_rest(loop)
     if loop.parts.transfers is not None:
         loop.parts.transfers.host.check()

@@ -67,21 +67,21 @@ NAMES_KINDS = {"server/logs.py"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 64_300
+LINES = 65_800
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,
     "words to avoid": 0,
     'texts with "what it was"': 20,
-    'texts with "those"': 18,
-    'texts with "says, knows, learns"': 14,
-    'texts with "of which"': 18,
+    'texts with "those"': 17,
+    'texts with "says, knows, learns"': 13,
+    'texts with "of which"': 16,
     'texts with "where for if"': 8,
     'texts with "has come"': 8,
     'texts with "goes on"': 1,
     "shared class names and aliases": 0,
     "shared constants": 4,
-    "private accesses from tests": 23,
+    "private accesses from tests": 21,
     "upward arrows": 0,
     "import cycles": 0,
     "import cycles with TYPE_CHECKING": 0,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CORE = ("plan", "loop", "memory", "offload", "step", "pace")
 MOST_FIELDS, MOST_PARAMETERS, MOST_LOOP_LINES = 14, 7, 300
-AT_MOST = {"classes with too many fields": 17, "functions with too many parameters": 11, "lines of the loop": 500}
+AT_MOST = {"classes with too many fields": 9, "functions with too many parameters": 8, "lines of the loop": 300}
 """What the house wants to be 0, or at most 300 lines, and what it is today: these numbers only fall."""
 
 

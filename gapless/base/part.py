@@ -18,6 +18,9 @@ class Part:
     busy: bool = False
     """Whether the loop has to turn for this part although no request needs a step. May be a property."""
 
+    brings_pages: bool = False
+    """Whether a wait for this part is a wait for copies of pages, in the timeline"""
+
     def check(self, request: Request) -> Request:
         """Return a new request, changed or not. Raises RequestError to refuse it."""
         return request
@@ -48,6 +51,10 @@ class Part:
 
     def rung(self) -> None:
         """Act after the bell has ended a wait for a step."""
+
+    def awaited(self) -> bool:
+        """Return whether a request waits for this part without a claim in the ledger: no step is overdue then."""
+        return False
 
     def wait(self, bell: Bell, seconds: float) -> bool:
         """Wait for news of this part or the bell, at most `seconds`; without any, only for work that has begun. Returns
@@ -80,6 +87,7 @@ class Hooks(NamedTuple):
     launched: tuple[Part, ...]
     poll: tuple[Part, ...]
     rung: tuple[Part, ...]
+    awaited: tuple[Part, ...]
     wait: tuple[Part, ...]
     held: tuple[Part, ...]
     settled: tuple[Part, ...]

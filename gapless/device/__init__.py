@@ -35,8 +35,9 @@ def device_class(name: str) -> type[Device]:
         ConfigError: the name is unknown, or its package cannot be imported.
     """
     own: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
-    own["auto"] = own["cuda" if torch.cuda.is_available() else "cpu"]
     check_name("device", name, DEVICES, DEVICE_PLUG_INS)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     return own.get(name) or load(DEVICE_PLUG_INS, name, "device")
 
 

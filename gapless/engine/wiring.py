@@ -109,10 +109,10 @@ def build_core(
             sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device)
             name = loaded.tiers.name(loaded.model.config, loaded.model, device.kind)
             loop = on_device(device, lambda: build_loop(device, loaded.model, _spec(loaded, sizes, name, parts)))
-        try_out(loop.launcher.program, device, exact=config.batch_invariant)
         info = _info(loaded, sizes)
         built = _surround(loop, loaded, name, info.watchdog_seconds)
         try:
+            try_out(loop.launcher.program, device, exact=config.batch_invariant)
             _prepare(loop, loaded, sizes, times)
             loaded.tiers.attach(loop)
         except BaseException:

@@ -44,8 +44,7 @@ class Loop:
         self._settler = Settler(launcher, planner, rows, self._hooks, log)
         self.flights: deque[Flight] = deque()
         """Steps in flight, the oldest first."""
-        self._failure: DeviceError | None = None
-        """Error of a launch on a failed device."""
+        self._failure: DeviceError | None = None  # of a launch
         self._waits_for_parts = False
         """Whether the loop waits with no step in flight, and nothing can run before a part has news."""
         self.frozen = False
@@ -223,17 +222,19 @@ class Loop:
         if self.launcher.graphs.due:
             return
         works = self.planner.has_work()
-        came = any([part.poll() for part in self._hooks.poll])  # the plan may just have asked for something
+        came = pages = any([part.poll() for part in self._hooks.poll])  # the plan may just have asked for something
+        awaited = any([part.awaited() for part in self._hooks.awaited])
+        self._waits_for_parts = awaited or next(self.planner.ledger.pending(), None) is not None
         self.log.observing()
-        self._waits_for_parts = True
-        came = came or any(part.wait(self.bell, NEWS_SECONDS * works) for part in self._hooks.wait)
-        # Pending resources wait for transfers too. If nothing is pending, the watchdog steps in.
-        self._waits_for_parts = next(self.planner.ledger.pending(), None) is not None
+        for part in () if came else self._hooks.wait:
+            if came := part.wait(self.bell, NEWS_SECONDS * works):
+                pages = part.brings_pages
+                break
         if came or (works and self.bell.wait(NEWS_SECONDS)):
             self.bell.clear()
         self._waits_for_parts = False
         if works:
-            self.log.waited_for_news(copies=came)
+            self.log.waited_for_news(copies=pages)
 
     def _visit_end(self, needed: int) -> Flight:
         """Return the step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.

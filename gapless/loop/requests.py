@@ -57,7 +57,7 @@ class Requests(dict[int, Request]):
         try:
             for part in self._hooks.begin:
                 part.begin(request)
-        except RequestError:
+        except BaseException:
             self.abort(request.key)
             raise
         if idle:

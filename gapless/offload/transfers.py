@@ -94,6 +94,8 @@ class Transfers(Part):
         """Time of the loop's thread for each page, in the latest look that started transfers"""
         observe.built(self)
 
+    brings_pages = True
+
     @property
     def busy(self) -> bool:  # type: ignore[override]
         """Return whether a transfer is running or due, or a tier has news."""
@@ -196,6 +198,9 @@ class Transfers(Part):
                 self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
             way.bytes = way.ns = 0
             way.stretch()
+
+    def awaited(self) -> bool:
+        return self.host.below.patience() is not None
 
     def wait(self, bell: Bell, seconds: float) -> bool:
         """Begin the next transfers; wait for a running one, a load first, or for a tier that a request waits for."""

@@ -110,13 +110,9 @@ class AdapterLoader(Part):
         if found is not None:
             self._load = found, self._start(found)
 
-    def poll(self) -> bool:
-        """Begin a load for which the last plan asked."""
-        self.before_plan()
-        return False
-
     def wait(self, bell: Bell, seconds: float) -> bool:
         """Wait for the running load, or the bell; return whether there was a load."""
+        self.before_plan()  # the last plan may have asked for one
         if self._load is None:
             return False
         self._load[1].wait(bell)

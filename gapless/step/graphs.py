@@ -260,7 +260,7 @@ class StepGraphs:
         drafted = [(size, count, places[-1]) for count in beside for size in sizes]
         for count in counts:  # one row never needs a longer list
             drafted += itertools.product(sizes if count > 1 else sizes[:1], (count,), places)
-        for lane in lanes.LANES:
+        for lane in reversed(lanes.LANES):
             yield from lane.likely(LaneSizes(sizes, places, tuple(drafted), self.shapes.processors))
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:

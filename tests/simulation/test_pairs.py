@@ -7,10 +7,10 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (9, 20, 22, 59, 90, 114, 122, 188)]
-"""The seeds that together reach all that the test looks for in the least time, chosen among the first 210"""
+SEEDS = [PAIRS + seed for seed in (6, 20, 22, 27, 35, 67, 122, 154)]
+"""The seeds that together reach all that the test looks for in the least time, chosen among the first 260"""
 
-RACED = PAIRS + 18
+RACED = PAIRS + 161
 """A seed in which pages are lent"""
 
 

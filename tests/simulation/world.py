@@ -650,7 +650,7 @@ class World:
             follower.check_state(self.loop)
         if self.loop.parts.adapters is not None:
             self.device.drain()
-            self.loop.parts.adapters.poll()  # loads whose request was aborted, and adapters that are no longer needed
+            self.loop.parts.adapters.before_plan()  # loads of aborted requests, and adapters not needed any more
             assert self.loop.parts.adapters.contents.keys() == set(self.loop.parts.adapters.names.values())
         check_at_rest(self.loop)
         if self.loop.parts.transfers is not None:
