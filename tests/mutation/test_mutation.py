@@ -66,7 +66,7 @@ NOTICED = {
     "a copy in doubt is dropped": 69,
     "a page is not shared whose copy was lost under its load": 62,
     "places of a load stay until it has ended": 13,
-    "checksums of a load stay until they are read": 586,
+    "checksums of a load stay until they are read": 771,
     "a slot stays while a tier below reads it": 4,
     "a slot stays while a tier below fills it": 25,
     "a copy is found when it has come from below": 13,
