@@ -16,8 +16,8 @@ from gapless.step.lanes import LANES
         ({}, []),
         ({"temperature": 0, "top_p": 0.5}, []),
         ({"top_k": 3}, ["cut"]),
-        ({"top_p": 0.5, "logprobs": 0}, ["cut", "score"]),
-        ({"min_p": 0.5, "prompt_logprobs": 0}, ["cut", "score"]),
+        ({"top_p": 0.5, "logprobs": 0}, ["score", "cut"]),
+        ({"min_p": 0.5, "prompt_logprobs": 0}, ["score", "cut"]),
         ({"logprobs": 0, "echo": True}, ["score"]),
     ],
 )

@@ -155,5 +155,5 @@ def test_a_list_is_in_front_of_the_packet_and_travels_when_there_is_one():
     run(loop, jobs[:1])
     steady = sizes[-1]
     run(loop, jobs[1:])
-    assert sizes[-1] == steady + executor.layout.size == steady + 32
-    assert np.array_equal(executor.buffers.lists[-1][0][:1].numpy(), [0])
+    assert sizes[-1] == steady + 2 * executor.layout.size == steady + 64, "its list, and the one behind it"
+    assert np.array_equal(executor.buffers.lists[-2][0][:1].numpy(), [0])
