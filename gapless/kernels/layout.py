@@ -23,14 +23,17 @@ KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 
 # Columns of the table `params`, written once at admission: bounds, the slots of the row's adjusted logits and adapter,
 # whether it gets masks, its most drafts, the tenant that shares its answers (0: none), stop ids, the registered
-# sampling parameters. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, MASKED, DRAFTS, TENANT, STOP_IDS = range(8)
+# sampling parameters. Reals are stored as the bits of a float32. Lines and stop ids begin at multiples of four words:
+# `finish` would not fit into its registers otherwise.
+MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, MASKED, DRAFTS, TENANT = range(7)
+STOP_IDS = 8
 FIRST_PARAM = STOP_IDS + MAX_STOP_IDS
 PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 SEED_LOW = PARAM_OF["seed"]
 SEED_HIGH = SEED_LOW + 1
 PARAM_COLUMNS = FIRST_PARAM + sum(entry.words.count for entry in PARAMS if entry.words)
+PARAM_COLUMNS += -PARAM_COLUMNS % 4
 
 SUFFIX_LENGTHS = (SHORTEST_MATCH, 4, 8)
 """Lengths of the ends of a history whose next token is recorded, each in a part of the table `suffixes`"""

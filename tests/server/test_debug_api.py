@@ -95,7 +95,7 @@ def test_steps_arrive_while_a_client_watches(server, client):
         asked = time.monotonic_ns()
         ask(client, "abc", 40)
         until(lambda: len(watcher.steps) >= 40)
-        until(lambda: watcher.events[-1]["stats"]["running"] == 0)
+        until(lambda: watcher.events[-1]["stats"]["queue"]["running"] == 0)
         steps, last = watcher.steps, watcher.events[-1]
     assert len(steps) == 40
     assert [step["step"] for step in steps] == list(range(steps[0]["step"], steps[0]["step"] + 40))
@@ -106,7 +106,7 @@ def test_steps_arrive_while_a_client_watches(server, client):
     gaps = [gap for event in watcher.events for gap in event["gaps"]]
     assert len(gaps) >= 39 and all(start < end and cause == "host_late" for start, end, cause, _ in gaps)
     assert sum(step["idle_ns"] for step in steps) == sum(end - start for start, end, _, _ in gaps)
-    assert msgspec.convert(last["stats"], Stats).queue.depth == last["stats"]["queue"]["depth"] > 0
+    assert msgspec.convert(last["stats"], Stats).steps.steps == last["stats"]["steps"]["steps"] > 0
     assert last["counts"]["preemptions"] == 0
     assert last["now"] > steps[-1]["committed_at"] and all(event["skipped"] == 0 for event in watcher.events)
     server.until(lambda: server.llm.watch.watchers == 0)
@@ -132,7 +132,7 @@ def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
         until(lambda: sum(event["skipped"] + len(event["steps"]) for event in watcher.events) >= 60)
     assert sum(event["skipped"] for event in watcher.events) > 0
     assert max(len(event["steps"]) for event in watcher.events) == 1
-    assert watcher.steps[-1]["step"] == watcher.events[-1]["stats"]["steps"], "the newest are kept"
+    assert watcher.steps[-1]["step"] == watcher.events[-1]["stats"]["steps"]["steps"], "the newest are kept"
 
 
 def test_the_number_of_watchers_is_bounded(server, client, monkeypatch):
