@@ -37,7 +37,7 @@ class SeparateOps:
         """Do the first part of `attend`; return qkv [T, Q + 2K, D]."""
         kv = self.rows.kv(layer)
         qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
-        self.kernels.rope_and_write(qkv, rotation, kv, self.rows.tokens)
+        self.kernels.rope_and_write(qkv, rotation, kv, self.rows.slots)
         return qkv
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:

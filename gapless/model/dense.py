@@ -49,7 +49,8 @@ class Block(NamedTuple):
 
     input_norm: Tensor
     qkv: LayerProduct
-    rotation: Rotation
+    qk_norm: Tensor | None
+    eps: float
     output: LayerProduct
     mlp_norm: Tensor
     gate_up: LayerProduct
@@ -59,21 +60,24 @@ class Block(NamedTuple):
 
     @classmethod
     def of(
-        cls, layer: Layer, next_norm: Tensor, table: Tensor, eps: float, linear: Callable[[Matrix], Linear],
+        cls, layer: Layer, next_norm: Tensor, eps: float, linear: Callable[[Matrix], Linear],
         parts: AdapterLayer | None = None,
     ) -> Self:  # fmt: skip
-        """Make the products of a layer, with the tables of their adapters. `table`: see `Rotation`."""
+        """Make the products of a layer, with the tables of their adapters."""
         products = {name: LayerProduct(linear(getattr(layer, name)), getattr(parts, name, None)) for name in MODULES}
-        rotation = Rotation(layer.qk_norm, eps, table)
-        return cls(layer.input_norm, rotation=rotation, mlp_norm=layer.mlp_norm, next_norm=next_norm, **products)
+        norms = {"qk_norm": layer.qk_norm, "mlp_norm": layer.mlp_norm, "next_norm": next_norm}
+        return cls(layer.input_norm, eps=eps, **norms, **products)
+
+    def rotation(self, angles: Tensor) -> Rotation:
+        return Rotation(self.qk_norm, self.eps, angles)
 
     @property
     def products(self) -> tuple[LayerProduct, ...]:
         return self.qkv, self.output, self.gate_up, self.down
 
-    def run(self, ops: LayerOps, y: Any, layer: int) -> Any:
-        """Compute the layer from normed rows `y`; return its sum, normed."""
-        y = ops.attend(ops.product(y, self.qkv), self.rotation, layer)
+    def run(self, ops: LayerOps, y: Any, layer: int, angles: Tensor) -> Any:
+        """Compute the layer from normed rows `y`; return its sum, normed. `angles`: see `Rotation`."""
+        y = ops.attend(ops.product(y, self.qkv), self.rotation(angles), layer)
         y = ops.add(y, self.output, self.mlp_norm)
         return ops.add(ops.gated(y, self.gate_up), self.down, self.next_norm)
 
@@ -100,7 +104,7 @@ class DenseModel:
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
-            block = Block.of(layer, next_norm, self.rope, config.norm_eps, kernels.linear, next(parts, None))
+            block = Block.of(layer, next_norm, config.norm_eps, kernels.linear, next(parts, None))
             self.blocks.append(block)
         products = [product for block in self.blocks for product in block.products]
         self.ways = [(most, way) for way in kernels.ways if (most := way.most(products))]
@@ -143,10 +147,12 @@ class DenseModel:
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
+        # Before the embedding, a launch that waits for it whole: attention may read angles ahead of the launch before.
+        angles = self.kernels.angles(inputs.positions, self.rope)
         ops = self.ops(self.embed(inputs.ids), inputs, plan, cache)
         y = ops.norm(self.blocks[0].input_norm)
         for i, block in enumerate(self.blocks):
-            y = block.run(ops, y, self.first_layer + i)
+            y = block.run(ops, y, self.first_layer + i, angles)
             if i + 1 in taps.layers:
                 taps.copy(i + 1, ops.x)
         return ops.end(y)

@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     """Parameters of a decoder layer; products are named as in MODULES."""
 
     input_norm: Tensor
-    """[hidden]"""
+    """[hidden]; norms are float32 in all models"""
     qkv: Matrix
     qk_norm: Tensor | None
     """[heads + kv_heads, head_dim]: the norm of queries repeated for each head, then that of keys, if there are any"""
@@ -75,13 +75,18 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
     behind its bias for as many zeros."""
     layers = [allocate_layer(config, dtype, device, below) for _ in range(config.layers)]
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-    norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+    norm = allocate_norm(config.hidden_size, device=device)
     return Params(embedding, layers, norm, embedding if config.tied else torch.empty_like(embedding))
+
+
+def allocate_norm(*sizes: int, device: torch.device) -> Tensor:
+    """Uninitialised weights of a norm."""
+    return torch.empty(*sizes, dtype=torch.float32, device=device)
 
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
     """Uninitialised parameters of one layer; see `allocate`."""
-    new = partial(torch.empty, dtype=dtype, device=device)
+    norm = partial(allocate_norm, device=device)
     layout = layout_named(config.layout)
 
     def matrix(name: str, biased: bool) -> Matrix:
@@ -93,11 +98,11 @@ def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device
         return Matrix(tuple(tensor[:columns] for tensor in stored), bias, layout)
 
     return Layer(
-        input_norm=new(config.hidden_size),
+        input_norm=norm(config.hidden_size),
         qkv=matrix("qkv", config.qkv_bias),
-        qk_norm=new(config.heads + config.kv_heads, config.head_dim) if config.qk_norm else None,
+        qk_norm=norm(config.heads + config.kv_heads, config.head_dim) if config.qk_norm else None,
         output=matrix("output", config.output_bias),
-        mlp_norm=new(config.hidden_size),
+        mlp_norm=norm(config.hidden_size),
         gate_up=matrix("gate_up", config.mlp_bias),
         down=matrix("down", config.mlp_bias),
     )

@@ -64,8 +64,8 @@ def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
             refill(getattr(block, name).linear, getattr(layer, name))
         block.input_norm.copy_(layer.input_norm)
         block.mlp_norm.copy_(layer.mlp_norm)
-        if block.rotation.qk_norm is not None and layer.qk_norm is not None:
-            block.rotation.qk_norm.copy_(layer.qk_norm)
+        if block.qk_norm is not None and layer.qk_norm is not None:
+            block.qk_norm.copy_(layer.qk_norm)
         yield True
     model.blocks[-1].next_norm.copy_(params.norm)
     refill(model.head, dense(params.head))

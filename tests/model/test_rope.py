@@ -7,7 +7,7 @@ import torch
 from model_harness import SIZES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
 
-from gapless.kernels.plain import cos_sin
+from gapless.kernels.plain import angles, cos_sin
 from gapless.model.config import ModelConfig, RopeConfig
 from gapless.model.rope import rope_table
 
@@ -31,7 +31,7 @@ def test_tables_of_scaled_ropes_equal_transformers(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(SIZES["max_position_embeddings"])
     cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None])
-    ours_cos, ours_sin = cos_sin(positions, load(tmp_path).rope, torch.float32)
+    ours_cos, ours_sin = cos_sin(angles(positions, load(tmp_path).rope))
     signs = torch.cat((-torch.ones(32), torch.ones(32)))
     torch.testing.assert_close(ours_cos[:, 0], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(ours_sin[:, 0] * signs, sin[0], rtol=0, atol=1e-6)
@@ -57,7 +57,7 @@ def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
 def test_positions_past_the_end_are_harmless():
     """Inert rows carry any position."""
     table = rope_table(_config(8), 16, CPU)
-    cos, _ = cos_sin(torch.tensor([3, 15, 16, 10**9]), table, torch.float32)
+    cos, _ = cos_sin(angles(torch.tensor([3, 15, 16, 10**9]), table))
     assert torch.equal(cos[1], cos[2])
     assert torch.equal(cos[1], cos[3])
     assert not torch.equal(cos[0], cos[1])

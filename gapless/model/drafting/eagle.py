@@ -19,7 +19,7 @@ from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
 from gapless.model.families import EAGLE_FAMILIES
 from gapless.model.fields import Fields, warn_of
-from gapless.model.params import Layer, allocate_layer, layer_slots
+from gapless.model.params import Layer, allocate_layer, allocate_norm, layer_slots
 from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
@@ -99,8 +99,9 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
     layer = layer._replace(qkv=layer.qkv._replace(tensors=(new(len(layer.qkv.tensors[0]), 2 * hidden),)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
+    norms = [allocate_norm(hidden, device=device) for _ in range(2)]
     params = HeadParams(
-        new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
+        new(hidden, len(config.taps) * hidden), norms[0], layer, norms[1], new(drafted, hidden), offsets
     )
     names = tensor_names(directory)
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"

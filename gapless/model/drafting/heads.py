@@ -24,7 +24,7 @@ from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, LayerRows, RowBatch, TokenBatch
+from gapless.kernels.views import KV, LayerRows, RowBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, Block, DenseModel, LayerTaps
@@ -47,7 +47,7 @@ class HeadLayer:
     ) -> None:  # fmt: skip
         """`config` is that of the layer, and `table` the rope's."""
         self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
-        self.block = Block.of(layer, norm, table, self.eps, linear)
+        self.block, self.rope = Block.of(layer, norm, self.eps, linear), table
         self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -70,16 +70,19 @@ class HeadLayer:
         """Write the KV of tokens; x [T, H] are the hidden states before them."""
         added, y = self.enter(tokens, x)
         ops = self._ops(added, tokens, kv)
-        ops.write(ops.product(y, self.block.qkv), self.block.rotation, kv.layer)
+        ops.write(ops.product(y, self.block.qkv), self.block.rotation(self._angles(tokens)), kv.layer)
 
     def run(self, x: Tensor, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
         """Add to x [B, H] what the layer computes of its input y, one token a row; return its norm."""
-        hidden: Tensor = self.block.run(self._ops(x, tokens, kv), y, kv.layer)
+        hidden: Tensor = self.block.run(self._ops(x, tokens, kv), y, kv.layer, self._angles(tokens))
         return hidden
+
+    def _angles(self, tokens: PlaceTokens) -> Tensor:
+        return self.kernels.angles(tokens.positions, self.rope)
 
     def _ops(self, x: Tensor, tokens: PlaceTokens, kv: KV) -> SeparateOps:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
-        rows = LayerRows(TokenBatch(tokens.positions, tokens.slots), batch, kv.cache, kv.page_table)
+        rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table)
 
         def attention(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
             return self.attend(q, kv, batch, kv.cache.shape[5] ** -0.5)

@@ -8,7 +8,6 @@ of a checkpoint's layers drafts every token, from its own hidden state where the
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
-from gapless.model.params import Layer, allocate_layer, layer_slots
+from gapless.model.params import Layer, allocate_layer, allocate_norm, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
 
@@ -86,9 +85,9 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
             f"{directory}: has no MTP layer of a known kind, none of the tensors "
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
-    new = partial(torch.empty, dtype=model.dtype, device=device)
     hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
-    params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
+    norms = [allocate_norm(hidden, device=device) for _ in range(3)]
+    params = MtpParams(torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device), *norms, layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
     slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
     load_weights(directory, slots, unused=names - slots.keys())

@@ -20,10 +20,11 @@ class Gemma(DenseModel):
         return super().embed(ids) * self.config.hidden_size**0.5
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
+        angles = self.kernels.angles(inputs.positions, self.rope)
         ops = self.separate_ops(self.embed(inputs.ids), inputs, plan, cache)
         y = ops.norm(self.blocks[0].input_norm)
         for i, block in enumerate(self.blocks):
-            found = ops.attend(ops.product(y, block.qkv), block.rotation, self.first_layer + i)
+            found = ops.attend(ops.product(y, block.qkv), block.rotation(angles), self.first_layer + i)
             y = ops.add(found, block.output, block.mlp_norm)
             gate, up = ops.product(y, block.gate_up).chunk(2, dim=-1)
             y = ops.add(gelu(gate, approximate="tanh") * up, block.down, block.next_norm)
