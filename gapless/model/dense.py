@@ -18,7 +18,7 @@ from gapless.kernels import plain
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
-from gapless.kernels.views import Rotation
+from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
@@ -51,6 +51,7 @@ class Block(NamedTuple):
     qkv: LayerProduct
     qk_norm: Tensor | None
     eps: float
+    attend: Attend
     output: LayerProduct
     mlp_norm: Tensor
     gate_up: LayerProduct
@@ -60,13 +61,13 @@ class Block(NamedTuple):
 
     @classmethod
     def of(
-        cls, layer: Layer, next_norm: Tensor, eps: float, linear: Callable[[Matrix], Linear],
+        cls, layer: Layer, next_norm: Tensor, attend: Attend, eps: float, linear: Callable[[Matrix], Linear],
         parts: AdapterLayer | None = None,
     ) -> Self:  # fmt: skip
         """Make the products of a layer, with the tables of their adapters."""
         products = {name: LayerProduct(linear(getattr(layer, name)), getattr(parts, name, None)) for name in MODULES}
         norms = {"qk_norm": layer.qk_norm, "mlp_norm": layer.mlp_norm, "next_norm": next_norm}
-        return cls(layer.input_norm, eps=eps, **norms, **products)
+        return cls(layer.input_norm, eps=eps, attend=attend, **norms, **products)
 
     def rotation(self, angles: Tensor) -> Rotation:
         return Rotation(self.qk_norm, self.eps, angles)
@@ -77,7 +78,7 @@ class Block(NamedTuple):
 
     def run(self, ops: LayerOps, y: Any, layer: int, angles: Tensor) -> Any:
         """Compute the layer from normed rows `y`; return its sum, normed. `angles`: see `Rotation`."""
-        y = ops.attend(ops.product(y, self.qkv), self.rotation(angles), layer)
+        y = ops.attend(ops.product(y, self.qkv), self.rotation(angles), layer, self.attend)
         y = ops.add(y, self.output, self.mlp_norm)
         return ops.add(ops.gated(y, self.gate_up), self.down, self.next_norm)
 
@@ -100,11 +101,12 @@ class DenseModel:
         self.kernels = kernels
         self.rope = rope_table(config, max_model_len, params.embedding.device)
         self.blocks: list[Block] = []
+        attend = Attend(config.head_dim**-0.5)
         parts = iter(() if adapters is None else adapters.layers)
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
-            block = Block.of(layer, next_norm, config.norm_eps, kernels.linear, next(parts, None))
+            block = Block.of(layer, next_norm, attend, config.norm_eps, kernels.linear, next(parts, None))
             self.blocks.append(block)
         products = [product for block in self.blocks for product in block.products]
         self.ways = [(most, way) for way in kernels.ways if (most := way.most(products))]

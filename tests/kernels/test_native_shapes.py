@@ -8,6 +8,7 @@ from kernels.native_kernels import load_native
 
 from gapless.kernels import layout as L
 from gapless.kernels.matrix import dense
+from gapless.kernels.views import Attend
 
 T, Q, K, D, PAGE, ROWS, VOCAB, WIDTH = 3, 4, 2, 16, 8, 5, 40, 2
 
@@ -28,8 +29,9 @@ TABLES = {"state": ints(ROWS, L.STATE_COLUMNS), "params": ints(ROWS, L.PARAM_COL
 SHORT = {name: table[:-1].clone() for name, table in TABLES.items()}
 NARROW = {name: table[:, :3].clone() for name, table in TABLES.items()}
 CACHE = {"cache": cache(), "layer": 1}
-KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T) + 1, "scale": 1.0}
-CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "max_query": 5}
+KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T) + 1}
+KV |= Attend(1.0)._asdict()
+CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "spans": None, "max_query": 5}
 ROPE = CACHE | {
     "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "angles": torch.ones(T, D),
     "slots": longs(T),

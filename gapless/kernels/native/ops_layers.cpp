@@ -156,7 +156,8 @@ Queries<T> queries(const Tensor& q) {
 
 Tensor decode_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
-    const Tensor& kv_lens, double scale) {
+    const Tensor& kv_lens, double scale, int64_t reach, int64_t, double softcap, const Maybe& sinks) {
+  TORCH_CHECK(!reach && !softcap && !sinks, "gapless: attention is causal here");
   check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
   fits(rows.numel() == q.size(0), "decode_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
@@ -173,7 +174,9 @@ Tensor decode_attention_op(
 template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
-    const Tensor& kv_lens, double scale, int64_t) {
+    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t, double softcap,
+    const Maybe& sinks, int64_t) {
+  TORCH_CHECK(!spans && !reach && !softcap && !sinks, "gapless: attention is causal here");
   check_attention("prefill_attention", q, cache, layer, table, rows, kv_lens);
   fits(starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0), "prefill_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
@@ -205,13 +208,15 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-      "float scale) -> Tensor");
+      "float scale, int reach=0, int size=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
   m.def(
       "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-      "Tensor kv_lens, float scale, int max_query) -> Tensor");
+      "Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, int max_query) "
+      "-> Tensor");
   m.def(
       "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-      "Tensor kv_lens, float scale, int max_query) -> Tensor");
+      "Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, int max_query) "
+      "-> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {

@@ -24,7 +24,7 @@ from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, LayerRows, RowBatch
+from gapless.kernels.views import KV, Attend, LayerRows, RowBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, Block, DenseModel, LayerTaps
@@ -47,7 +47,8 @@ class HeadLayer:
     ) -> None:  # fmt: skip
         """`config` is that of the layer, and `table` the rope's."""
         self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
-        self.block, self.rope = Block.of(layer, norm, self.eps, linear), table
+        self.rope = table
+        self.block = Block.of(layer, norm, Attend(config.head_dim**-0.5), self.eps, linear)
         self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -84,8 +85,8 @@ class HeadLayer:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
         rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table)
 
-        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-            return self.attend(q, kv, batch, kv.cache.shape[5] ** -0.5)
+        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
+            return self.attend(q, kv, batch, attend)
 
         return SeparateOps(x, rows, self.eps, self.kernels, attention)
 

@@ -24,7 +24,8 @@ class Gemma(DenseModel):
         ops = self.separate_ops(self.embed(inputs.ids), inputs, plan, cache)
         y = ops.norm(self.blocks[0].input_norm)
         for i, block in enumerate(self.blocks):
-            found = ops.attend(ops.product(y, block.qkv), block.rotation(angles), self.first_layer + i)
+            qkv = ops.product(y, block.qkv)
+            found = ops.attend(qkv, block.rotation(angles), self.first_layer + i, block.attend)
             y = ops.add(found, block.output, block.mlp_norm)
             gate, up = ops.product(y, block.gate_up).chunk(2, dim=-1)
             y = ops.add(gelu(gate, approximate="tanh") * up, block.down, block.next_norm)
