@@ -66,8 +66,10 @@ class Block(NamedTuple):
     ) -> Self:  # fmt: skip
         """Make the products of a layer, with the tables of their adapters."""
         products = {name: LayerProduct(linear(getattr(layer, name)), getattr(parts, name, None)) for name in MODULES}
-        norms = {"qk_norm": layer.qk_norm, "mlp_norm": layer.mlp_norm, "next_norm": next_norm}
-        return cls(layer.input_norm, eps=eps, attend=attend, **norms, **products)
+        return cls(
+            layer.input_norm, qk_norm=layer.qk_norm, eps=eps, attend=attend, mlp_norm=layer.mlp_norm,
+            next_norm=next_norm, **products,
+        )  # fmt: skip
 
     def rotation(self, angles: Tensor) -> Rotation:
         return Rotation(self.qk_norm, self.eps, angles)

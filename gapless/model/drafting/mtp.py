@@ -86,8 +86,9 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
     hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
-    norms = [allocate_norm(hidden, device=device) for _ in range(3)]
-    params = MtpParams(torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device), *norms, layer, family.normed)
+    join = torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device)
+    embedding, before, after = (allocate_norm(hidden, device=device) for _ in range(3))
+    params = MtpParams(join, embedding, before, after, layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
     slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
     load_weights(directory, slots, unused=names - slots.keys())
