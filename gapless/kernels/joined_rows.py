@@ -13,12 +13,12 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import linear as product_of
 
-from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.few_rows import rotate_and_attend, weights
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.seam import FastWay, LayerProduct
-from gapless.kernels.views import Attend, LayerRows, Rotation
+from gapless.kernels.views import Activation, Attend, LayerRows, Rotation
 
 MOST_JOINED_ROWS = 256
 """Most rows that each read their own adapter; for more, kernels with shared reads are faster."""
@@ -83,7 +83,8 @@ class JoinedOps:
         return found
 
     def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        found: Tensor = triton_silu_mul(*self.product(y, product))
+        y, *adapted = self.product(y, product)
+        found: Tensor = triton_activate(y, Activation.SILU, True, *adapted)
         return found
 
     def end(self, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.seam import Kernels, LayerProduct
-from gapless.kernels.views import Attend, LayerRows, Rotation
+from gapless.kernels.views import Activation, Attend, LayerRows, Rotation
 
 
 class SeparateOps:
@@ -49,7 +49,7 @@ class SeparateOps:
         return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)
 
     def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        return self.kernels.silu_mul(self.product(y, product))
+        return self.kernels.activate(self.product(y, product), Activation.SILU, True)
 
     def end(self, y: Tensor) -> Tensor:
         return y

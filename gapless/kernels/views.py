@@ -83,6 +83,19 @@ class Rotation(NamedTuple):
     apart, or all the same one."""
 
 
+class Activation(IntEnum):
+    """The function between the products of an MLP, with the operators' number for it."""
+
+    SILU = 0
+    GELU = 1
+    """By the error function"""
+    GELU_TANH = 2
+    """The approximation of `GELU` by tanh"""
+    RELU = 3
+    RELU2 = 4
+    """The square of `RELU`"""
+
+
 class LayerRows(NamedTuple):
     """The rows of a forward, and the KV memory that they read and write."""
 
