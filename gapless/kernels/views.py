@@ -6,10 +6,11 @@ and K key heads of D.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
+
+from gapless.kernels.kinds import Reach
 
 
 class KV(NamedTuple):
@@ -20,17 +21,6 @@ class KV(NamedTuple):
     layer: int
     page_table: Tensor
     """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
-
-
-class Reach(IntEnum):
-    """The first entry that a query at position p reads. Its own is the last."""
-
-    CAUSAL = 0
-    """0"""
-    WINDOW = 1
-    """max(0, p - size + 1)"""
-    CHUNK = 2
-    """p - p % size"""
 
 
 class Attend(NamedTuple):
