@@ -19,7 +19,7 @@ from gapless.model.family import Family, Names
 from gapless.model.fields import Fields, Heard, says_nothing
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS, MUST_BE_TRUE, OTHER_FORWARD
-from gapless.model.spec import ModelSpec
+from gapless.model.spec import ModelSizes, ModelSpec
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -41,6 +41,10 @@ class ModelConfig:
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
     files: tuple[Fields, ...] = field(default=(), repr=False, compare=False)
     """The file that this was read from"""
+
+    @property
+    def sizes(self) -> ModelSizes:
+        return self.spec.sizes
 
     @property
     def heard(self) -> list[Heard]:
@@ -125,8 +129,9 @@ def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
     draft = read_model_config(_drafter_dir(name))
     if draft.spec.vocab_size != model.spec.vocab_size:
         raise ConfigError(
-            f"speculative_config.model: {name!r} has a vocabulary of {draft.spec.vocab_size} tokens and the model one of "
-            f"{model.spec.vocab_size}, but a draft must be a token of the model: choose a smaller model of its family"
+            f"speculative_config.model: {name!r} has a vocabulary of {draft.spec.vocab_size} tokens and the model "
+            f"one of {model.spec.vocab_size}, but a draft must be a token of the model: choose a smaller model of its "
+            "family"
         )
     return draft
 
@@ -172,7 +177,9 @@ def _refuse_unsupported(fields: Fields, architecture: str, family: Family) -> No
         )
     for name, neutral in OTHER_FORWARD.items():
         if name not in family.reads and not says_nothing(value := fields.get(name)) and value not in neutral:
-            raise fields.foreign(name, f"changes what the model computes, as {architecture} here does not: leave it out")
+            raise fields.foreign(
+                name, f"changes what the model computes, as {architecture} here does not: leave it out"
+            )
     for name in MUST_BE_TRUE:
         if not fields.flag(name, True):
             raise fields.error(name, "must be true: only decoders are supported")

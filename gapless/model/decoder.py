@@ -18,12 +18,12 @@ from gapless.kernels import plain
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
-from gapless.kernels.views import Attend, Rotation
+from gapless.kernels.views import Attend, NormWeights, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
-from gapless.model.params import PRODUCTS, Layer, NormWeights, Params
+from gapless.model.params import PRODUCTS, Layer, Params
 from gapless.model.rope import rope_tables
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.spec import LayerSpec, NormOrder, QKNorm
@@ -109,8 +109,10 @@ class Block(NamedTuple):
         if at.qk_norm is QKNorm.ALL:
             assert rotation.qk_norm is not None
             queries = at.heads * at.head_dim
-            for part, weight in ((qkv[:, :queries], rotation.qk_norm[: at.heads]),
-                                 (qkv[:, queries : queries + at.kv_heads * at.head_dim], rotation.qk_norm[at.heads :])):
+            for part, weight in (
+                (qkv[:, :queries], rotation.qk_norm[: at.heads]),
+                (qkv[:, queries : queries + at.kv_heads * at.head_dim], rotation.qk_norm[at.heads :]),
+            ):
                 part.copy_(ops.kernels.rms_norm(part.contiguous(), weight.flatten(), self.eps))
             rotation = rotation._replace(qk_norm=None)
         return ops.attend(qkv, rotation, layer, self.attend)
@@ -148,6 +150,7 @@ class Decoder:
         shared = params.head is params.embedding and hasattr(self.head, "rows")
         self.embedding = None if shared else params.embedding
         self.positions = params.positions
+        self.embedding_factor = float(torch.tensor(self.spec.embedding_factor, dtype=self.dtype))
         self.bounded = kernels.decode_attention is None
         self.vocab_size, self.max_model_len = self.spec.vocab_size, max_model_len
         self.adapters = adapters
@@ -208,8 +211,8 @@ class Decoder:
         self, x: Tensor, angles: Mapping[int | None, Tensor], ops: SeparateOps, positions: Tensor, taps: LayerTaps
     ) -> Tensor:
         """Compute layers of any kind."""
-        if self.spec.embedding_factor != 1:
-            x.mul_(self.spec.embedding_factor)
+        if self.embedding_factor != 1:
+            x.mul_(self.embedding_factor)
         if self.positions is not None:
             x.add_(embedding(positions.clamp(max=len(self.positions) - 1), self.positions))
         for i, block in enumerate(self.blocks):
@@ -237,7 +240,9 @@ class Decoder:
             attention = PagedAttention(inputs, plan, cache, self.spec.layer.attention.heads)
         else:
             attention = FusedAttention(self.kernels, inputs, plan, cache)
-        return SeparateOps(x, inputs.layer_rows(cache), self.spec.norm, self.kernels, attention.forward)
+        return SeparateOps(
+            x, inputs.layer_rows(cache), self.eps, self.kernels, attention.forward, self.spec.norm.centered
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""

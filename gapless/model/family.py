@@ -53,6 +53,9 @@ class Names:
         return outputs if len(self.modules(product)) == len(outputs) else (sum(outputs),)
 
 
+LLAMA_NAMES = Names()
+
+
 @dataclass(frozen=True)
 class Family:
     """The models of an architecture."""
@@ -61,7 +64,7 @@ class Family:
     """Values of a config's model_type"""
     read: Callable[[Fields], ModelSpec]
     """Reads a config.json. Raises CheckpointError naming the file and the field; Foreign if the forward is another."""
-    names: Names = Names()
+    names: Names = LLAMA_NAMES
     reads: frozenset[str] = frozenset()
     """Fields of `known_fields.OTHER_FORWARD` that `read` reads or checks"""
     code: bool = False

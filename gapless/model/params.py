@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.matrix import Matrix, layout_named
+from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
 from gapless.model.family import Names
 from gapless.model.spec import LayerSpec, ModelSpec, NormOrder, QKNorm
@@ -18,6 +19,8 @@ _DUMMY_BLOCK = 4_194_301
 """Random numbers drawn for dummy weights; prime, so that no two rows of a matrix repeat each other."""
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 """The products of a layer"""
+NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm")
+"""Its norms of hidden states"""
 
 
 class Slot(NamedTuple):
@@ -36,13 +39,6 @@ class Slot(NamedTuple):
 
     def fill(self, read: Tensor) -> None:
         self.target.copy_(read if self.put is None else self.put(read))
-
-
-class NormWeights(NamedTuple):
-    """A norm. All float32 [hidden]."""
-
-    weight: Tensor
-    bias: Tensor | None = None
 
 
 class Layer(NamedTuple):
@@ -180,13 +176,13 @@ def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Slo
 
 def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: Names, layer: Layer, prefix: str) -> dict[str, Slot]:
     found: dict[str, Slot] = {}
-    for name in ("input_norm", "attention_norm", "mlp_norm", "output_norm"):
+    for name in NORMS:
         if (norm := getattr(layer, name)) is not None:
             found |= _norm_slots(getattr(names, name), norm, names)
     for name in PRODUCTS:
         outputs, matrix = names.outputs(name, kind, spec.hidden_size), getattr(layer, name)
         for suffix, whole in matrix.named().items():
-            parts = zip(names.modules(name), torch.split(whole, outputs), strict=True)
+            parts = zip(names.modules(name), torch.split(whole, list(outputs)), strict=True)
             found |= {f"{module}.{suffix}": _part_slot(part, name, spec, kind, names, i)
                       for i, (module, part) in enumerate(parts)}  # fmt: skip
     if layer.qk_norm is not None:

@@ -95,8 +95,8 @@ def windowed(attention: AttentionSpec, window: int) -> AttentionSpec:
 
 
 def read_rope(fields: Fields, partial: bool = False) -> RopeConfig:
-    """Read the only rope of a model, in both spellings: `rope_parameters` of transformers 5, and `rope_scaling` of before,
-    which counts beside it. partial: part of a head may be rotated. Raises Foreign for other ropes."""
+    """Read the only rope of a model, in both spellings: `rope_parameters` of transformers 5, and `rope_scaling` of
+    before, which counts beside it. partial: part of a head may be rotated. Raises Foreign for other ropes."""
     names = ["rope_scaling", "rope_parameters"]
     name, other = names if fields.values.get(names[0]) else names[::-1]
     rope = fields.sub(name)

@@ -190,7 +190,7 @@ def test_a_head_that_is_not_the_embedding_is_used_as_transformers_does(tmp_path,
         (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
     own = kept in ("other head", "one row", "in shards")
     model = load(tmp_path)
-    assert model.config.tied is not own
+    assert model.config.spec.tied is not own
     assert ("'lm_head.weight' is not the embedding" in caplog.text) is own
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     tokens = prompt(12)
