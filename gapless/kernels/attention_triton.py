@@ -291,6 +291,10 @@ class AttentionShape(NamedTuple):
         return {"HEADS": self.kv_heads, "GROUP": self.heads // self.kv_heads, "D": self.head_dim}
 
 
+def _check_plain(reach: int, softcap: float, sinks: Tensor | None) -> None:
+    assert reach == 0 and softcap == 0 and sinks is None
+
+
 class Unturned(NamedTuple):
     """The work of `rope_and_write` in a decode whose keys and values follow its queries in memory."""
 
@@ -299,7 +303,8 @@ class Unturned(NamedTuple):
 
 
 def decode_attention(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+    reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
     tiles: AttentionTiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
     least: int = LEAST_IN_SPLIT, many: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
@@ -307,6 +312,7 @@ def decode_attention(
 
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
+    _check_plain(reach, softcap, sinks)
     shape = AttentionShape.of(q, cache)
     gpu, batch = arch(q.device), q.shape[0]
     processors = gpu.processors
@@ -347,19 +353,25 @@ def decode_attention(
 
 def rotated_decode(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, reach: int, size: int, softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
     q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
     unturned = Unturned(Rotation(qk_norm, eps, table), TokenBatch(positions, slots))
-    return decode_attention(q, cache, layer, page_table, rows, kv_lens, scale, unturned=unturned)
+    return decode_attention(
+        q, cache, layer, page_table, rows, kv_lens, scale, reach, size, softcap, sinks, unturned=unturned
+    )
 
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: AttentionTiles | None = None, splits: int | None = None,
+    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
+    max_query: int, *, tiles: AttentionTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
+    assert spans is None
+    _check_plain(reach, softcap, sinks)
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or choose_tiles(PromptAttention(shape.head_dim, q.element_size(), group, max_query), arch(q.device))

@@ -17,7 +17,7 @@ from gapless.kernels.matrix import Linear
 from gapless.kernels.norm_triton import triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import FastWay, LayerProduct
-from gapless.kernels.views import KV, LayerRows, Rotation
+from gapless.kernels.views import KV, Attend, LayerRows, Rotation
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
@@ -71,14 +71,16 @@ def weights(linear: Linear) -> tuple[Tensor, Tensor | None]:
     return linear.weight, linear.bias
 
 
-def rotate_and_attend(qkv: Tensor, rotation: Rotation, kv: KV, rows: LayerRows, *adapted: Tensor) -> Tensor:
+def rotate_and_attend(
+    qkv: Tensor, rotation: Rotation, kv: KV, rows: LayerRows, attend: Attend, *adapted: Tensor
+) -> Tensor:
     """Do `LayerOps.attend` of qkv [T, Q + 2K, D] in two launches, for rows that may read what others write.
 
     adapted: see `rope_triton.rope_and_write`."""
     (qk_norm, eps, table), (positions, slots), batch = rotation, *rows[:2]
     triton_rope_and_write(qkv, qk_norm, eps, positions, table, slots, kv.cache, kv.layer, *adapted)
-    q, scale = qkv[:, : -2 * kv.cache.shape[4]], kv.cache.shape[5] ** -0.5
-    found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, scale)
+    q = qkv[:, : -2 * kv.cache.shape[4]]
+    found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, *attend)
     return found
 
 
@@ -122,14 +124,13 @@ class FewRowsOps:
         found: Tensor = triton_normed_linear(self.x, weight, self.eps, *weights(product.linear), gated)
         return found
 
-    def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         (qk_norm, eps, table), kv, (positions, slots), batch = rotation, self.rows.kv(layer), *self.rows[:2]
-        dim = kv.cache.shape[5]
-        qkv = qkv.view(len(qkv), -1, dim)
+        qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
         if not self.rows.apart:
-            return rotate_and_attend(qkv, rotation, kv, self.rows)
+            return rotate_and_attend(qkv, rotation, kv, self.rows, attend)
         found: Tensor = triton_rotated_decode(
-            qkv, qk_norm, eps, positions, table, slots, *kv, batch.rows, batch.kv_lens, dim**-0.5
+            qkv, qk_norm, eps, positions, table, slots, *kv, batch.rows, batch.kv_lens, *attend
         )
         return found
 

@@ -199,10 +199,12 @@ def _launch(
 
 
 def invariant_decode(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
+    reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
     shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. Parameters after `scale` are for tests and measuring; `shares` change no bit."""
+    assert reach == 0 and softcap == 0 and sinks is None
     longest = page_table.shape[1] * cache.shape[3]
     shares = shares or shares_for(q.shape[0], cache.shape[4], longest, arch(q.device).processors)
     return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)
@@ -210,9 +212,11 @@ def invariant_decode(
 
 def invariant_prefill(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
+    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
+    max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
+    assert spans is None and reach == 0 and softcap == 0 and sinks is None
     return _launch(q, cache, layer, page_table, rows, starts, kv_lens, scale, 1, tiles)
 
 

@@ -18,7 +18,7 @@ from gapless.kernels.few_rows import rotate_and_attend, weights
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.seam import FastWay, LayerProduct
-from gapless.kernels.views import LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, Rotation
 
 MOST_JOINED_ROWS = 256
 """Most rows that each read their own adapter; for more, kernels with shared reads are faster."""
@@ -72,9 +72,10 @@ class JoinedOps:
         found = product_of(y, _whole(weight, size), None if bias is None else _whole(bias, size))
         return Joint(found[:, : len(weight)], found[:, len(weight) :].view(-1, count, lines), slots, part.up)
 
-    def attend(self, qkv: Joint, rotation: Rotation, layer: int) -> Tensor:
+    def attend(self, qkv: Joint, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         kv, product = self.rows.kv(layer), qkv.product
-        return rotate_and_attend(product.view(len(product), -1, kv.cache.shape[5]), rotation, kv, self.rows, *qkv[1:])
+        product = product.view(len(product), -1, kv.cache.shape[5])
+        return rotate_and_attend(product, rotation, kv, self.rows, attend, *qkv[1:])
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
         delta, *adapted = self.product(y, product)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.seam import Kernels, LayerProduct
-from gapless.kernels.views import LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, Rotation
 
 
 class SeparateOps:
@@ -19,9 +19,9 @@ class SeparateOps:
 
     def __init__(
         self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
-        attention: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor],
     ) -> None:  # fmt: skip
-        """`attention`: (q [T, Q, D], k and v [T, K, D], layer) -> [T, Q * D], with the cache written."""
+        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written."""
         self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
 
     def norm(self, weight: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ class SeparateOps:
         self.kernels.rope_and_write(qkv, rotation, kv, self.rows.tokens)
         return qkv
 
-    def attend(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
+    def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         qkv, kv_heads = self.write(qkv, rotation, layer), self.rows.cache.shape[4]
         q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        return self.attention(q, k, v, layer)
+        return self.attention(q, k, v, layer, attend)
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
         return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)

@@ -23,7 +23,7 @@ from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import KV, Counts, Filters, LayerRows, Recall, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Counts, Filters, LayerRows, Recall, Rotation, RowBatch, TokenBatch
 
 
 class DecodeBatch(NamedTuple):
@@ -82,7 +82,7 @@ class LayerOps(Protocol):
         """Return the product of normed rows with the terms of their adapters, for `attend`: queries, keys, values."""
         ...
 
-    def attend(self, qkv: Any, rotation: Rotation, layer: int) -> Tensor:
+    def attend(self, qkv: Any, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         """Rotate queries and keys, write keys and values of a layer, and return the attention [T, Q * D]."""
         ...
 
@@ -135,11 +135,11 @@ class Kernels(NamedTuple):
     values to the cache. Computed in float32. Tokens of inert rows write to the null page."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2I], gate left and up right -> silu(gate) * up [T, I]"""
-    decode_attention: Callable[[Tensor, KV, RowBatch, float], Tensor] | None
-    """(q [B, Q, D], kv, batch of B rows, scale) -> [B, Q * D] in q's dtype, computed in float32. q may be a strided
+    decode_attention: Callable[[Tensor, KV, RowBatch, Attend], Tensor] | None
+    """(q [B, Q, D], kv, batch of B rows, attend) -> [B, Q * D] in q's dtype, computed in float32. q may be a strided
     view. None: the model gathers and calls torch."""
-    prefill_attention: Callable[[Tensor, KV, RowBatch, float, int], Tensor] | None
-    """(q [T, Q, D], kv, batch of C rows with their starts in q, scale, max_query) -> [T, Q * D]: causal attention of C
+    prefill_attention: Callable[[Tensor, KV, RowBatch, Attend, int], Tensor] | None
+    """(q [T, Q, D], kv, batch of C rows with their starts in q, attend, max_query) -> [T, Q * D]: attention of C
     chunks of at most `max_query` tokens. A token past the last chunk's end is padding; its result is undefined."""
     cut: Callable[[Tensor, Tensor, Tensor, Tables, Filters], None]
     """(logits [P * N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, filters of any listed row):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Rotation, RowBatch, TokenBatch
 
 Operator = Callable[..., Any]
 
@@ -54,22 +54,22 @@ def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenB
     return call
 
 
-def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, float], Tensor]:
-    """`seam.Kernels.decode_attention` by an operator (q, cache, layer, page_table, rows, kv_lens, scale)."""
+def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend], Tensor]:
+    """`seam.Kernels.decode_attention` by an operator (q, cache, layer, page_table, rows, kv_lens, *attend)."""
 
-    def call(q: Tensor, kv: KV, batch: RowBatch, scale: float) -> Tensor:
-        found: Tensor = operator(q, *kv, batch.rows, batch.kv_lens, scale)
+    def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend) -> Tensor:
+        found: Tensor = operator(q, *kv, batch.rows, batch.kv_lens, *attend)
         return found
 
     return call
 
 
-def prefill_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, float, int], Tensor]:
-    """`seam.Kernels.prefill_attention` by an operator (q, cache, layer, page_table, rows, starts, kv_lens, scale,
-    max_query)."""
+def prefill_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend, int], Tensor]:
+    """`seam.Kernels.prefill_attention` by an operator (q, cache, layer, page_table, rows, starts, kv_lens, spans,
+    *attend, max_query)."""
 
-    def call(q: Tensor, kv: KV, batch: RowBatch, scale: float, max_query: int) -> Tensor:
-        found: Tensor = operator(q, *kv, batch.rows, batch.starts, batch.kv_lens, scale, max_query)
+    def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_query: int) -> Tensor:
+        found: Tensor = operator(q, *kv, batch.rows, batch.starts, batch.kv_lens, batch.spans, *attend, max_query)
         return found
 
     return call

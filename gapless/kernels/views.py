@@ -6,6 +6,7 @@ and K key heads of D.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
@@ -21,6 +22,31 @@ class KV(NamedTuple):
     """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
 
 
+class Reach(IntEnum):
+    """The first entry that a query at position p reads. Its own is the last."""
+
+    CAUSAL = 0
+    """0"""
+    WINDOW = 1
+    """max(0, p - size + 1)"""
+    CHUNK = 2
+    """p - p % size"""
+
+
+class Attend(NamedTuple):
+    """The arguments of a layer's attention."""
+
+    scale: float
+    """Factor of queries times keys"""
+    reach: Reach = Reach.CAUSAL
+    size: int = 0
+    """Entries of a window or chunk"""
+    softcap: float = 0.0
+    """Scores become softcap * tanh(score * scale / softcap); 0: they do not"""
+    sinks: Tensor | None = None
+    """float32 [Q] a further logit of each head, without a value: not scaled, and not capped"""
+
+
 class RowBatch(NamedTuple):
     """Attention's inputs for each row. All int64.
 
@@ -33,6 +59,9 @@ class RowBatch(NamedTuple):
     """[B] KV entries readable by the row's last query token, its own included"""
     starts: Tensor | None = None
     """[B + 1] start of each row's query tokens, and the end of the last row's; None if each row has one"""
+    spans: Tensor | None = None
+    """int32 [T, 2] first and end position of the bidirectional span of each query token of chunks, (p, p + 1) outside:
+    a query reads the span too, as far as it is written"""
 
 
 class Filters(NamedTuple):

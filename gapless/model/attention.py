@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gapless.kernels.seam import Kernels
-from gapless.kernels.views import KV, RowBatch
+from gapless.kernels.views import KV, Attend, RowBatch
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 GATHER_ELEMENTS = 1 << 26
@@ -76,20 +76,20 @@ class FusedAttention:
     def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
         assert kernels.decode_attention is not None and kernels.prefill_attention is not None
         self.decode, self.prefill, self.join = kernels.decode_attention, kernels.prefill_attention, kernels.join
-        self.cache, self.table, self.scale = cache.data, inputs.page_table, cache.data.shape[-1] ** -0.5
+        self.cache, self.table = cache.data, inputs.page_table
         self.longest = max((chunk.size for chunk in plan.chunks), default=0)
         self.count = count = sum(high - low for low, high in plan.groups)
         self.rows = RowBatch(inputs.rows[:count], inputs.kv_lens[:count])
         if inputs.starts is not None:
             self.chunks = RowBatch(inputs.rows[count:], inputs.kv_lens[count:], inputs.starts[count:] - count)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
         """See `PagedAttention.forward`."""
         count, kv = self.count, KV(self.cache, layer, self.table)
         if not self.longest:
-            return self.decode(q, kv, self.rows, self.scale)
-        chunks = self.prefill(q[count:], kv, self.chunks, self.scale, self.longest)
-        return self.join(self.decode(q[:count], kv, self.rows, self.scale), chunks) if count else chunks
+            return self.decode(q, kv, self.rows, attend)
+        chunks = self.prefill(q[count:], kv, self.chunks, attend, self.longest)
+        return self.join(self.decode(q[:count], kv, self.rows, attend), chunks) if count else chunks
 
 
 class PagedAttention:
@@ -107,7 +107,7 @@ class PagedAttention:
         longest = max((chunk.start + chunk.size for chunk in plan.chunks if chunk.start), default=0)
         self.columns = torch.arange(longest, device=inputs.slots.device)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
         """Attend in one layer with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
 
         Returns [T, heads * head_dim].

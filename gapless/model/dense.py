@@ -18,7 +18,7 @@ from gapless.kernels import plain
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
-from gapless.kernels.views import Rotation
+from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
@@ -50,6 +50,7 @@ class Block(NamedTuple):
     input_norm: Tensor
     qkv: LayerProduct
     rotation: Rotation
+    attend: Attend
     output: LayerProduct
     mlp_norm: Tensor
     gate_up: LayerProduct
@@ -64,8 +65,10 @@ class Block(NamedTuple):
     ) -> Self:  # fmt: skip
         """Make the products of a layer, with the tables of their adapters. `table`: see `Rotation`."""
         products = {name: LayerProduct(linear(getattr(layer, name)), getattr(parts, name, None)) for name in MODULES}
-        rotation = Rotation(layer.qk_norm, eps, table)
-        return cls(layer.input_norm, rotation=rotation, mlp_norm=layer.mlp_norm, next_norm=next_norm, **products)
+        rotation, attend = Rotation(layer.qk_norm, eps, table), Attend(table.shape[1] ** -0.5)
+        return cls(
+            layer.input_norm, rotation=rotation, attend=attend, mlp_norm=layer.mlp_norm, next_norm=next_norm, **products
+        )
 
     @property
     def products(self) -> tuple[LayerProduct, ...]:
@@ -73,7 +76,7 @@ class Block(NamedTuple):
 
     def run(self, ops: LayerOps, y: Any, layer: int) -> Any:
         """Compute the layer from normed rows `y`; return its sum, normed."""
-        y = ops.attend(ops.product(y, self.qkv), self.rotation, layer)
+        y = ops.attend(ops.product(y, self.qkv), self.rotation, layer, self.attend)
         y = ops.add(y, self.output, self.mlp_norm)
         return ops.add(ops.gated(y, self.gate_up), self.down, self.next_norm)
 

@@ -17,7 +17,7 @@ from gapless.kernels.attention import decode_attention
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import LayerProduct
 from gapless.kernels.tiles import FewRowsTiles
-from gapless.kernels.views import LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, Rotation
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
@@ -331,7 +331,7 @@ def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementatio
                 total[row, begin:end] += one @ part.up[slot, :, begin:end].float()
         qkv = total.view(turn.qkv.shape)
         plain.rope_and_write(qkv, rotation, wide.kv, turn.tokens)
-        want.append(decode_attention(qkv[:, : heads.query], wide.kv, wide.batch, scale))
+        want.append(decode_attention(qkv[:, : heads.query], wide.kv, wide.batch, Attend(scale)))
     assert (want[0] - want[1]).abs().max() > 0.1, "adapters change what is read"
     rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table, slots)
-    close(JoinedOps(flat, rows, EPS).attend(joint, turn.rotation, LAYER), want[1].double())
+    close(JoinedOps(flat, rows, EPS).attend(joint, turn.rotation, LAYER, Attend(scale)), want[1].double())

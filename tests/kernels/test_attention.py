@@ -13,7 +13,7 @@ from paged import LAYER, Heads, Paged, chunked, direct, paged, queries
 from torch import Tensor
 
 from gapless.kernels import unpack
-from gapless.kernels.views import RowBatch
+from gapless.kernels.views import Attend, RowBatch
 
 LENGTHS = [1, 5, 16, 17, 64, 65, 130, 700, 1030]
 """Around the page, C++'s block of 64 keys and its split of 512"""
@@ -37,7 +37,7 @@ def near(found: Tensor, wanted: Tensor) -> None:
 
 def check_decode(op, batch: Paged, q: Tensor) -> Tensor:
     scale, lengths = q.shape[2] ** -0.5, batch.kv_lens.tolist()
-    got = op(q, batch.kv, batch.batch, scale)
+    got = op(q, batch.kv, batch.batch, Attend(scale))
     near(got, direct(q, batch, list(range(len(lengths))), lengths, scale))
     return got
 
@@ -46,7 +46,7 @@ def check_prefill(op, batch: Paged, sizes: list[int], q: Tensor) -> None:
     starts, chunk_of, seen = chunked(sizes, batch.kv_lens.tolist())
     scale, device = q.shape[2] ** -0.5, q.device
     chunks = batch.batch._replace(starts=torch.tensor(starts, device=device))
-    got = op(q, batch.kv, chunks, scale, max(sizes))
+    got = op(q, batch.kv, chunks, Attend(scale), max(sizes))
     near(got[: starts[-1]], direct(q[: starts[-1]], batch, chunk_of, seen, scale))
 
 
@@ -67,7 +67,8 @@ def test_attention_equals_the_direct_computation(implementation, heads, page_siz
         got = check_decode(kernels.decode_attention or op_of_torch("decode"), batch, q)
         for i in (0, 4, 8) if implementation.name == "native" else ():
             one = RowBatch(batch.rows[i : i + 1], batch.kv_lens[i : i + 1])
-            assert torch.equal(kernels.decode_attention(q[i : i + 1], batch.kv, one, heads.dim**-0.5)[0], got[i])
+            alone = kernels.decode_attention(q[i : i + 1], batch.kv, one, Attend(heads.dim**-0.5))
+            assert torch.equal(alone[0], got[i])
         q = queries(heads, sum(sizes) + 3, dtype=dtype, device=device)
         check_prefill(kernels.prefill_attention or op_of_torch("prefill"), batch, sizes, q)
 
@@ -95,7 +96,7 @@ def check_null_row(op, dtype: torch.dtype) -> None:
     batch.page_table[0] = 0
     null = RowBatch(torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 5]))
     want = batch.cache[0, LAYER, 1, 0].repeat_interleave(2, 0).flatten()
-    got = op(queries(heads, 5, dtype=dtype), batch.kv, null, 0.125, 5)
+    got = op(queries(heads, 5, dtype=dtype), batch.kv, null, Attend(0.125), 5)
     torch.testing.assert_close(got, want.expand(5, -1))
 
 
@@ -107,11 +108,11 @@ def wild_results(op, grouped: int, dtype: torch.dtype) -> dict[tuple[float, int]
     length, found, heads = 151, {}, Heads(grouped, 1, 64)
     made, q = paged(heads, [length], dtype=dtype), queries(heads, length, dtype=dtype)
     batch = RowBatch(made.rows.repeat(2), torch.tensor([90, length]), torch.tensor([0, 90, length]))
-    clean = op(q, made.kv, batch, 0.125, 90).view(length, grouped, 64)
+    clean = op(q, made.kv, batch, Attend(0.125), 90).view(length, grouped, 64)
     for wild, place in itertools.product((math.nan, math.inf, -math.inf), (0, 30, 61, 64, 89, 90, 128, 149, 150)):
         cache = made.cache.clone()
         cache[made.page_table[made.rows[0], place // 16], LAYER, 1, place % 16, :, -1] = wild
-        found[wild, place] = op(q, made.kv._replace(cache=cache), batch, 0.125, 90).view_as(clean), clean
+        found[wild, place] = op(q, made.kv._replace(cache=cache), batch, Attend(0.125), 90).view_as(clean), clean
     return found
 
 
@@ -131,7 +132,7 @@ def check_any_cut(op, heads: Heads, dtype: torch.dtype) -> None:
         """Attend the prompt cut at these places, all chunks in one call."""
         ends = torch.tensor(borders)
         batch = RowBatch(made.rows[:1].repeat(len(borders) - 1), ends[1:], ends - ends[0])
-        return op(q[borders[0] : borders[-1]], made.kv, batch, heads.dim**-0.5, length)
+        return op(q[borders[0] : borders[-1]], made.kv, batch, Attend(heads.dim**-0.5), length)
 
     whole = chunks([0, length])
     for cuts in ([1], [15, 16, 17], [31, 64, 65, 127, 200], [500, 699]):
@@ -150,7 +151,7 @@ def test_a_nan_that_is_read_is_not_hidden_in_cpp():
     for kind in (0, 1):
         cache = made.cache.clone()
         cache[made.page_table[made.rows[0], 1], LAYER, kind, 3] = torch.nan
-        got = kernels.decode_attention(q, made.kv._replace(cache=cache), made.batch, 0.125)
+        got = kernels.decode_attention(q, made.kv._replace(cache=cache), made.batch, Attend(0.125))
         assert got[0].isnan().all() and got[1].isfinite().all()
 
 
@@ -163,10 +164,12 @@ def test_a_value_that_is_no_number_stays_with_its_readers_in_cpp(grouped, dtype)
 def test_threads_give_the_same_bits_in_cpp():
     kernels, heads = load_native(), Heads(4, 2, 128)
     made = paged(heads, LENGTHS, dtype=BF16)
-    check_threads(lambda q: kernels.decode_attention(q, made.kv, made.batch, 0.1), queries(heads, 9, dtype=BF16))
+    check_threads(
+        lambda q: kernels.decode_attention(q, made.kv, made.batch, Attend(0.1)), queries(heads, 9, dtype=BF16)
+    )
     prompts = made.batch._replace(starts=torch.tensor([0, *CHUNKS]).cumsum(0))
     check_threads(
-        lambda q: kernels.prefill_attention(q, made.kv, prompts, 0.1, max(CHUNKS)),
+        lambda q: kernels.prefill_attention(q, made.kv, prompts, Attend(0.1), max(CHUNKS)),
         queries(heads, sum(CHUNKS), dtype=BF16),
     )
 
@@ -192,7 +195,7 @@ def test_attention_without_the_bfloat16_dot_product_equals_the_direct_computatio
 def test_no_rows_at_all_give_an_empty_result_in_cpp():
     heads, no_rows = Heads(4, 2, 64), torch.empty(0, dtype=torch.long)
     q, made = queries(heads, 0, dtype=F32), paged(heads, [5], dtype=F32)
-    assert load_native().decode_attention(q, made.kv, RowBatch(no_rows, no_rows), 1.0).shape == (0, 4 * 64)
+    assert load_native().decode_attention(q, made.kv, RowBatch(no_rows, no_rows), Attend(1.0)).shape == (0, 4 * 64)
 
 
 def test_a_page_table_may_be_a_part_of_a_wider_one_in_cpp():
@@ -204,7 +207,10 @@ def test_a_page_table_may_be_a_part_of_a_wider_one_in_cpp():
     part.copy_(made.page_table)
     ones = made.batch._replace(starts=torch.arange(len(LENGTHS) + 1))
     found = [
-        (kernels.decode_attention(q, kv, made.batch, 0.125), kernels.prefill_attention(q, kv, ones, 0.125, 1))
+        (
+            kernels.decode_attention(q, kv, made.batch, Attend(0.125)),
+            kernels.prefill_attention(q, kv, ones, Attend(0.125), 1),
+        )
         for kv in (made.kv, made.kv._replace(page_table=part))
     ]
     assert all(torch.equal(*both) for both in zip(*found, strict=True))

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 from gapless.kernels import arch, attention, few_rows, plain, rope_triton, splits_triton, unpack
 from gapless.kernels import attention_triton as kernels
 from gapless.kernels.tiles import AttentionTiles
-from gapless.kernels.views import LayerRows
+from gapless.kernels.views import Attend, LayerRows
 
 SMALL = AttentionTiles(16, 16, 4, 2)
 QWEN = Heads(16, 8, 128)
@@ -42,7 +42,9 @@ def prefill(heads, sizes, lengths, dtype=F32, page_size=16, padding=0, rows=None
     start = torch.tensor(starts + [starts[-1]] * empty)
     q, scale = queries(heads, starts[-1] + padding, dtype=dtype), heads.dim**-0.5
     most = max(sizes)
-    got = kernels.prefill_attention(q, batch.cache, LAYER, batch.page_table, row, start, kv_lens, scale, most, **how)
+    got = kernels.prefill_attention(
+        q, batch.cache, LAYER, batch.page_table, row, start, kv_lens, None, *Attend(scale), most, **how
+    )
     want = direct(q[: starts[-1]], batch, chunk_of, seen, scale)
     near(got, torch.cat([want, torch.zeros(padding, want.shape[1])]))
 
@@ -120,7 +122,17 @@ def test_a_row_of_infinite_scores_is_nan_in_any_split(implementation, splits, mo
     start = torch.tensor([0, 3])
     with np.errstate(invalid="ignore", over="ignore"):
         got = kernels.prefill_attention(
-            q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, 1.0, 3, splits=splits
+            q,
+            batch.cache,
+            LAYER,
+            batch.page_table,
+            batch.rows,
+            start,
+            batch.kv_lens,
+            None,
+            *Attend(1.0),
+            3,
+            splits=splits,
         )
     assert got.isnan().all()
 
@@ -162,7 +174,7 @@ def test_an_operator_of_attention_is_seen_by_a_dispatch_mode_as_one(implementati
     starts = torch.tensor([0, 1, 2])
     with Launched() as seen:
         decoded = torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], scale)
-        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, scale, 1)
+        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, None, *Attend(scale), 1)
         filled = torch.ops.gapless.triton_prefill_attention(*args)
     near(decoded, want)
     near(filled, want)
@@ -200,16 +212,17 @@ def test_decode_rotates_and_writes_first(implementation, heads, norm, lengths, m
 )  # fmt: skip
 def test_decode_of_few_rows_equals_the_twin(implementation, heads, lengths):
     """Rotated, written and read in one operation."""
-    found = []
+    found, attend = [], Attend(heads.dim**-0.5)
     for fused in (True, False):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)
         rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table)
         if fused:
-            out = few_rows.FewRowsOps(turn.qkv, rows, 0.0).attend(turn.qkv.flatten(1), turn.rotation, LAYER)
+            ops = few_rows.FewRowsOps(turn.qkv, rows, 0.0)
+            out = ops.attend(turn.qkv.flatten(1), turn.rotation, LAYER, attend)
         else:
             plain.rope_and_write(turn.qkv, turn.rotation, batch.kv, turn.tokens)
-            out = attention.decode_attention(turn.qkv[:, : heads.query], batch.kv, batch.batch, heads.dim**-0.5)
+            out = attention.decode_attention(turn.qkv[:, : heads.query], batch.kv, batch.batch, attend)
         found.append((out, batch.cache))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -265,7 +278,7 @@ def test_prefill_of_small_chunks_of_real_sizes_equals_float64(implementation, si
     for dtype in LIMITS:
         batch, q = paged(QWEN, ends, dtype=dtype, device="cuda"), queries(QWEN, 5 * size, dtype=dtype, device="cuda")
         start, want = torch.tensor(starts, device="cuda"), direct(q, batch, chunk_of, seen, scale)
-        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, scale, size)
+        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, None, *Attend(scale), size)
         for splits in (None, 1, 2, 7, 16):
             near(kernels.prefill_attention(*args, **({} if splits is None else {"splits": splits})), want)
 
@@ -287,7 +300,7 @@ def test_a_captured_batch_is_replayed_with_other_lengths_rows_and_chunks(impleme
     starts = torch.tensor([0, 70, 130, 200], device="cuda")
     q, chunk_q = (queries(heads, count, dtype=dtype, device="cuda") for count in (6, tokens))
     decode = (q, batch.cache, LAYER, table, rows[:6], lens, scale)
-    prefill = (chunk_q, batch.cache, LAYER, table, rows[6:], starts, ends, scale, tokens)
+    prefill = (chunk_q, batch.cache, LAYER, table, rows[6:], starts, ends, None, *Attend(scale), tokens)
 
     def program():
         return operators.triton_decode_attention(*decode), operators.triton_prefill_attention(*prefill)
@@ -327,5 +340,5 @@ def test_eager_launches_do_not_wait(implementation, no_host_wait):
             no_host_wait()
         torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], 1.0)
         torch.ops.gapless.triton_prefill_attention(
-            q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, 1.0, 1
+            q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, None, *Attend(1.0), 1
         )

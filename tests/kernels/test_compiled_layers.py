@@ -25,6 +25,7 @@ from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
+from gapless.kernels.views import Attend
 
 GPUS = {
     capability: Arch("nvidia", divmod(capability, 10), 132, shared) for capability, shared in aot.SHARED_LIMITS.items()
@@ -215,7 +216,9 @@ def test_one_invariant_kernel_serves_every_batch(monkeypatch):
             lens, args = small[rows : 2 * rows], (batch.cache, layer, batch.page_table)
             invariant_attention_triton.invariant_decode(q[:rows], *args, lens, lens, 0.1)
             invariant_attention_triton.invariant_decode(q[:rows], *args, lens, lens, 0.1, shares=1)
-            invariant_attention_triton.invariant_prefill(q[rows:], *args, lens, small[1 : 2 + rows], lens, 0.1, 512)
+            invariant_attention_triton.invariant_prefill(
+                q[rows:], *args, lens, small[1 : 2 + rows], lens, None, *Attend(0.1), 512
+            )
     kinds = (
         invariant_linear_triton.product_kernel, invariant_attention_triton.attention_kernel,
         invariant_attention_triton.combine_kernel,
@@ -323,7 +326,9 @@ def test_launches_that_differ_in_values_and_beginnings_of_tensors_compile_once(m
             lens = small[rows : 2 * rows]
             attention_triton.decode_attention(q[:rows], batch.cache, layer, batch.page_table, lens, lens, 0.1)
             chunks = (lens, small[1 : 2 + rows], lens)
-            attention_triton.prefill_attention(q[rows:], batch.cache, layer, batch.page_table, *chunks, 0.1, 512)
+            attention_triton.prefill_attention(
+                q[rows:], batch.cache, layer, batch.page_table, *chunks, None, *Attend(0.1), 512
+            )
     kinds = (
         attention_triton.decode_kernel,
         attention_triton.combine_kernel,

@@ -21,7 +21,7 @@ from kernels.test_attention import (
 from kernels.test_native_amx import arguments
 from sharpest import sharpest
 
-from gapless.kernels.views import RowBatch
+from gapless.kernels.views import Attend, RowBatch
 
 BF16 = torch.bfloat16
 HEADS = [
@@ -41,7 +41,7 @@ def library(emulated_amx):
 def prefill(library):
     """The emulated kernel, with the arguments of `seam.Kernels.prefill_attention`."""
 
-    def call(q, kv, batch, scale, max_query, threads=1):
+    def call(q, kv, batch, attend, max_query, threads=1):
         _, layers, _, page_size, kv_heads, dim = kv.cache.shape
         assert library.attends(ctypes.c_int64(dim))
         out = torch.full((len(q) + 1, q.shape[1] * dim), torch.nan, dtype=q.dtype)
@@ -49,8 +49,9 @@ def prefill(library):
         whole = [x.contiguous() for x in (batch.rows, batch.starts, batch.kv_lens)]
         queries = (q, q.stride(0), q.shape[1], len(batch.rows))
         pages = (kv.cache, layers, page_size, kv_heads, dim, kv.layer, table, table.stride(0))
-        given = arguments(*queries, *pages, *whole, out, threads)
-        assert library.attend(*given, ctypes.c_float(scale)) == b""
+        kind = (batch.spans, int(attend.reach), attend.size, attend.sinks)
+        given = arguments(*queries, *pages, *whole, *kind, out, threads)
+        assert library.attend(*given, *map(ctypes.c_float, (attend.scale, attend.softcap))) == b""
         assert out[-1].isnan().all()
         return out[:-1]
 
@@ -72,8 +73,8 @@ def test_threads_give_the_same_bits(prefill):
     heads = Heads(8, 2, 64)
     made, q = paged(heads, [300], dtype=BF16), queries(heads, 300, dtype=BF16)
     batch = made.batch._replace(starts=torch.tensor([0, 300]))
-    alone = prefill(q, made.kv, batch, 0.125, 300)
-    assert torch.equal(prefill(q, made.kv, batch, 0.125, 300, threads=3), alone)
+    alone = prefill(q, made.kv, batch, Attend(0.125), 300)
+    assert torch.equal(prefill(q, made.kv, batch, Attend(0.125), 300, threads=3), alone)
 
 
 def test_a_null_row_reads_its_one_entry(prefill):
@@ -87,7 +88,7 @@ def test_a_nan_that_is_read_is_not_hidden(prefill):
     for kind in (0, 1):
         cache = made.cache.clone()
         cache[made.page_table[made.rows[0], 4], LAYER, kind, 3] = torch.nan
-        got = prefill(q, made.kv._replace(cache=cache), batch, 0.125, 100)
+        got = prefill(q, made.kv._replace(cache=cache), batch, Attend(0.125), 100)
         assert got[67:100].isnan().all() and got[:67].isfinite().all() and got[100:].isfinite().all()
 
 
@@ -123,4 +124,4 @@ def test_no_chunks_at_all_give_an_empty_result(prefill):
     none = torch.empty(0, dtype=torch.long)
     batch = RowBatch(none, none, torch.zeros(1, dtype=torch.long))
     q = torch.empty(0, 2, 64).bfloat16()
-    assert prefill(q, paged(Heads(2, 1, 64), [5], dtype=BF16).kv, batch, 1.0, 0).shape == (0, 128)
+    assert prefill(q, paged(Heads(2, 1, 64), [5], dtype=BF16).kv, batch, Attend(1.0), 0).shape == (0, 128)

@@ -12,7 +12,7 @@ from kernels.paged import Heads, paged, queries
 from gapless.kernels.choose import choose
 from gapless.kernels.matrix import dense
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
-from gapless.kernels.views import RowBatch
+from gapless.kernels.views import Attend, RowBatch
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def check_any_chunk(kernels, heads, dtype):
 
     def prefill(low, high):
         batch = RowBatch(row, torch.tensor([high]), torch.tensor([0, high - low]))
-        return kernels.prefill_attention(q[low:high], case.kv, batch, dim**-0.5, high - low)
+        return kernels.prefill_attention(q[low:high], case.kv, batch, Attend(dim**-0.5), high - low)
 
     whole = prefill(0, length)
     for cuts in ([500, 512, 515], [1, 530, 1023, 1025], [1029]):
@@ -65,4 +65,4 @@ def check_any_chunk(kernels, heads, dtype):
         assert torch.equal(torch.cat(parts), whole), cuts
     some = [0, 5, 63, 64, 65, 511, 512, 513, 700, 1023, 1024, 1029]
     batch = RowBatch(row.repeat(len(some)), torch.tensor(some) + 1)
-    assert torch.equal(kernels.decode_attention(q[some], case.kv, batch, dim**-0.5), whole[some])
+    assert torch.equal(kernels.decode_attention(q[some], case.kv, batch, Attend(dim**-0.5)), whole[some])

@@ -8,6 +8,7 @@ from kernels.native_kernels import load_native
 
 from gapless.kernels import layout as L
 from gapless.kernels.matrix import dense
+from gapless.kernels.views import Attend
 
 T, Q, K, D, PAGE, ROWS, VOCAB, WIDTH = 3, 4, 2, 16, 8, 5, 40, 2
 
@@ -28,8 +29,9 @@ TABLES = {"state": ints(ROWS, L.STATE_COLUMNS), "params": ints(ROWS, L.PARAM_COL
 SHORT = {name: table[:-1].clone() for name, table in TABLES.items()}
 NARROW = {name: table[:, :3].clone() for name, table in TABLES.items()}
 CACHE = {"cache": cache(), "layer": 1}
-KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T) + 1, "scale": 1.0}
-CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "max_query": 5}
+KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T) + 1}
+KV |= Attend(1.0)._asdict()
+CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "spans": None, "max_query": 5}
 ROPE = CACHE | {
     "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "positions": longs(T),
     "table": torch.ones(9, D), "slots": longs(T),
@@ -41,6 +43,10 @@ NO_CACHE = [
 NO_KV = [
     *NO_CACHE, {"page_table": ints(ROWS, 3)[0]}, {"kv_lens": longs(T) + 3 * PAGE + 1}, {"kv_lens": longs(T - 1)},
     {"rows": longs(T) + ROWS}, {"rows": longs(T) - 1}, {"page_table": ints(ROWS, 0)},
+]  # fmt: skip
+NO_KIND = [
+    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"sinks": torch.ones(Q - 1)},
+    {"sinks": torch.ones(Q).double()},
 ]  # fmt: skip
 NO_TABLES = [{name: table} for tables in (SHORT, NARROW) for name, table in tables.items()]
 DECODED = {"words": ints(60), "count": 4, "places": 1, "writes": 2, "page_size": PAGE, "pages": ints(ROWS, 3)}
@@ -67,10 +73,11 @@ CASES = [
         {"qk_norm": torch.ones(Q, D)}, {"table": torch.ones(9, 8)}, {"slots": longs(T - 1)}, {"positions": longs(1)},
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
-        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)},
+        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)}, *NO_KIND,
     ]),
     *[(f"{kind}prefill_attention", CHUNKS, [
         *NO_KV, {"q": torch.ones(9, Q, 32)}, {"q": torch.ones(8, Q, D)}, {"starts": torch.tensor([0, 4, 9])},
+        {"spans": ints(8, 2)}, {"spans": ints(9, 3)}, *NO_KIND,
     ]) for kind in ("", "invariant_")],
     ("rms_norm", {"x": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [{"weight": torch.ones(8)}, {"x": torch.ones(D)}]),
     ("add_rms_norm", {"x": torch.ones(T, D), "delta": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [

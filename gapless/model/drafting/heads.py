@@ -24,7 +24,7 @@ from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, LayerRows, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, LayerRows, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, Block, DenseModel, LayerTaps
@@ -81,8 +81,8 @@ class HeadLayer:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
         rows = LayerRows(TokenBatch(tokens.positions, tokens.slots), batch, kv.cache, kv.page_table)
 
-        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-            return self.attend(q, kv, batch, kv.cache.shape[5] ** -0.5)
+        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
+            return self.attend(q, kv, batch, attend)
 
         return SeparateOps(x, rows, self.eps, self.kernels, attention)
 
