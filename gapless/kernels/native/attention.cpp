@@ -298,6 +298,9 @@ void add_pairs(
 }
 #endif
 
+// Out of the loop below, whose registers it would take from models without a cap.
+[[gnu::noinline, gnu::cold]] f32x16 capped_apart(f32x16 scores, float softcap) { return capped(scores, softcap); }
+
 // Scores of a block; the sums so far are brought to the new largest score, and the weights follow from it.
 template <typename T, int ROWS>
 inline __attribute__((always_inline)) void weigh(
@@ -323,7 +326,7 @@ inline __attribute__((always_inline)) void weigh(
     }
     for (int r = 0; r < ROWS; r++) {
       f32x16 scores = join(fours[r]) * attend.scale;
-      if (attend.softcap != 0) scores = capped(scores, attend.softcap);
+      if (attend.softcap != 0) scores = capped_apart(scores, attend.softcap);
       scores = pick(upto(limits[r].high - 1, low), scores, all(NONE));
       if (limits[r].low > low) scores = pick(upto(limits[r].low - 1, low), all(NONE), scores);
       store(&weights.of[r][low], scores);

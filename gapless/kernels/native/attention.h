@@ -95,8 +95,8 @@ Chunk chunk_of(const Batch& batch, const Paged<T>& kv, int64_t i) {
   return {kv.table + batch.rows[i] * kv.table_stride, token, size, length - size, length, spans};
 }
 
-// Scores that are scaled already. Kept out of the loops that call it: models without a cap are more.
-[[gnu::noinline, gnu::cold]] inline f32x16 capped(f32x16 scores, float softcap) {
+// Scores that are scaled already.
+inline f32x16 capped(f32x16 scores, float softcap) {
   return tanh(scores * (1 / softcap)) * softcap;
 }
 

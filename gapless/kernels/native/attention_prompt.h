@@ -133,8 +133,9 @@ struct alignas(64) Prompt {
     multiplier.score(first, high, count, scores);
     float scale = attend.scale;
     if (attend.softcap != 0) {
-      for (int64_t i = 0; i < (high - first) * KEYS; i += LANES)
-        if (i % KEYS < count) store(scores + i, capped(load(scores + i) * scale, attend.softcap));
+      for (int64_t row = 0; row < high - first; row++)
+        for (float* score = scores + row * KEYS; score < scores + row * KEYS + count; score += LANES)
+          store(score, capped(load(score) * scale, attend.softcap));
       scale = 1;
     }
     for (int64_t row = first; row < high; row++) {
