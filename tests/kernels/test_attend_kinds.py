@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from attend_cases import (
-    CPU_CASES, CUT, EDGES, GPU_CASES, KINDS, SHORT_CASES, SPANS, SPLIT_CASES, WINDOWS, check_decode_case, check_edges,
-    check_prefill_case, cut_everywhere,
-)  # fmt: skip
+    CPU_CASES,
+    CUT,
+    EDGES,
+    GPU_CASES,
+    KINDS,
+    SHORT_CASES,
+    SPANS,
+    SPLIT_CASES,
+    WINDOWS,
+    check_decode_case,
+    check_edges,
+    check_prefill_case,
+    cut_everywhere,
+)
 from implementations import F32, runs
 
 from gapless.kernels import attention
