@@ -25,6 +25,7 @@ from gapless.engine.wiring import build_core
 from gapless.kernels.tables import Tables, slot_bytes
 from gapless.memory.groups import PageGroup
 from gapless.model.config import load_config
+from gapless.model.spec import ModelSizes
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
 

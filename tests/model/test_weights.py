@@ -264,5 +264,5 @@ def test_dummy_weights_follow_the_seed_and_need_no_files(single):
     assert len(torch.unique(first, dim=0)) == len(first)
     assert torch.equal(torch.random.get_rng_state(), before), "the process's own random numbers go on"
     model = load(single, load_format="dummy")
-    assert torch.equal(model.blocks[-1].next_norm, torch.ones(32))
-    assert all(torch.equal(block.input_norm, torch.ones(32)) for block in model.blocks)
+    assert torch.equal(model.last_norm.weight, torch.ones(32))
+    assert all(torch.equal(block.first_norm, torch.ones(32)) for block in model.blocks)
