@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
+from gapless.kernels.kinds import Activation
 from gapless.kernels.library_triton import operator
-from gapless.kernels.views import Activation
 
 ACTIVATION_BLOCK = 512
 """Columns a program: small, so that one row alone still spreads over several multiprocessors."""

@@ -15,10 +15,11 @@ from torch.nn.functional import linear as product_of
 
 from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.few_rows import rotate_and_attend, weights
+from gapless.kernels.kinds import Activation
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.seam import FastWay, LayerProduct
-from gapless.kernels.views import Activation, Attend, LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, Rotation
 
 MOST_JOINED_ROWS = 256
 """Most rows that each read their own adapter; for more, kernels with shared reads are faster."""

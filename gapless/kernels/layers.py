@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gapless.kernels.kinds import Activation
 from gapless.kernels.seam import Kernels, LayerProduct
-from gapless.kernels.views import Activation, Attend, LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
 
 
 class SeparateOps:
@@ -19,13 +20,27 @@ class SeparateOps:
 
     def __init__(
         self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
-        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor],
+        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor], centered: bool = False,
     ) -> None:  # fmt: skip
-        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written."""
+        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written.
+        centered: `normed` is a LayerNorm."""
         self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
+        self.centered = centered
 
     def norm(self, weight: Tensor) -> Tensor:
         return self.kernels.rms_norm(self.x, weight, self.eps)
+
+    def normed(self, x: Tensor, norm: NormWeights | None) -> Tensor:
+        """Return the norm of any rows [T, H]: x itself without weights."""
+        if norm is None:
+            return x
+        if self.centered:
+            return self.kernels.layer_norm(x, *norm, self.eps)
+        return self.kernels.rms_norm(x, norm.weight, self.eps)
+
+    def activated(self, x: Tensor, kind: Activation, gated: bool) -> Tensor:
+        """Return the function of x [T, I], or of its left half [T, 2I] times the right one."""
+        return self.kernels.activate(x, kind, gated)
 
     def product(self, y: Tensor, product: LayerProduct) -> Tensor:
         found = product.linear(y)

@@ -3,6 +3,7 @@ operations, which would gain nothing here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from torch.nn.functional import gelu, pad, silu
 from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
+from gapless.kernels.kinds import Activation
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, Activation, Counts, Rotation
+from gapless.kernels.views import KV, Counts, Rotation
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -59,7 +61,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-ACTIVATIONS = {
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: silu,
     Activation.GELU: gelu,
     Activation.GELU_TANH: partial(gelu, approximate="tanh"),

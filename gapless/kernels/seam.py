@@ -18,22 +18,13 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
+from gapless.kernels.kinds import Activation
 from gapless.kernels.masks import mask, reply
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import (
-    KV,
-    Activation,
-    Attend,
-    Counts,
-    Filters,
-    LayerRows,
-    Recall,
-    Rotation,
-    RowBatch,
-)
+from gapless.kernels.views import KV, Attend, Counts, Filters, LayerRows, Recall, Rotation, RowBatch
 
 
 class DecodeBatch(NamedTuple):

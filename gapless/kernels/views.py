@@ -6,10 +6,11 @@ and K key heads of D.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
+
+from gapless.kernels.kinds import Reach
 
 
 class KV(NamedTuple):
@@ -20,17 +21,6 @@ class KV(NamedTuple):
     layer: int
     page_table: Tensor
     """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
-
-
-class Reach(IntEnum):
-    """The first entry that a query at position p reads. Its own is the last."""
-
-    CAUSAL = 0
-    """0"""
-    WINDOW = 1
-    """max(0, p - size + 1)"""
-    CHUNK = 2
-    """p - p % size"""
 
 
 class Attend(NamedTuple):
@@ -71,6 +61,13 @@ class Filters(NamedTuple):
     top_p: bool
 
 
+class NormWeights(NamedTuple):
+    """The weights of a norm. All float32 [hidden]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
 class Rotation(NamedTuple):
     """The rotation of queries and keys by their position."""
 
@@ -81,19 +78,6 @@ class Rotation(NamedTuple):
     angles: Tensor
     """[T, D] float32, of each token: cosines left and sines right, for the pairs of numbers D / 2 apart. Rows may be
     apart, or all the same one."""
-
-
-class Activation(IntEnum):
-    """The function between the products of an MLP, with the operators' number for it."""
-
-    SILU = 0
-    GELU = 1
-    """By the error function"""
-    GELU_TANH = 2
-    """The approximation of `GELU` by tanh"""
-    RELU = 3
-    RELU2 = 4
-    """The square of `RELU`"""
 
 
 class LayerRows(NamedTuple):

@@ -21,11 +21,11 @@ from gapless.kernels import cut_triton, sampling_triton
 from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
+from gapless.kernels.kinds import Activation
 from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import Activation
 
 
 def outboxes(where: str, rows: int) -> Tensor:

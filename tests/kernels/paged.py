@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.views import KV, Rotation, RowBatch
+from gapless.kernels.views import KV, Attend, Rotation, RowBatch
 
 LAYERS, LAYER = 2, 1
 
@@ -69,16 +69,26 @@ def queries(heads: Heads, tokens: int, *, dtype: torch.dtype, device: str = "cpu
 
 def direct(q: Tensor, batch: Paged, chunk_of: list[int], seen: list[int], scale: float) -> Tensor:
     """Token t reads the first seen[t] entries of row chunk_of[t]. -> [T, heads * dim] float64 on the CPU."""
+    return dense(q, batch, chunk_of, [(0, n) for n in seen], Attend(scale))
+
+
+def dense(q: Tensor, batch: Paged, row_of: list[int], ranges: list[tuple[int, int]], attend: Attend) -> Tensor:
+    """Softmax over what each token reads, written out: token t reads entries ranges[t] of row row_of[t]. Reach and size
+    of `attend` are not looked at. -> [T, heads * dim] float64 on the CPU."""
     q, cache, table = q.double().cpu(), batch.cache.cpu(), batch.page_table.cpu().long()
     page_size, kv_heads = cache.shape[3:5]
     grouped = q.unflatten(1, (kv_heads, -1))
+    sinks = None if attend.sinks is None else attend.sinks.double().cpu().view(kv_heads, -1, 1)
     out = torch.zeros(grouped.shape, dtype=torch.float64)
-    for t, (c, n) in enumerate(zip(chunk_of, seen, strict=True)):
-        entry = torch.arange(n)
-        page = table[batch.rows[c].item(), entry // page_size]
+    for t, (row, (first, end)) in enumerate(zip(row_of, ranges, strict=True)):
+        entry = torch.arange(first, end)
+        page = table[batch.rows[row].item(), entry // page_size]
         k, v = cache[page, LAYER, :, entry % page_size].double().unbind(1)
-        scores = torch.einsum("hgd,nhd->hgn", grouped[t], k) * scale
-        out[t] = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v)
+        scores = torch.einsum("hgd,nhd->hgn", grouped[t], k) * attend.scale
+        if attend.softcap:
+            scores = attend.softcap * torch.tanh(scores / attend.softcap)
+        weights = (scores if sinks is None else torch.cat((scores, sinks), -1)).softmax(-1)[..., : end - first]
+        out[t] = torch.einsum("hgn,nhd->hgd", weights, v)
     return out.flatten(1)
 
 

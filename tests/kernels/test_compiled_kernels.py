@@ -32,8 +32,8 @@ from gapless.kernels.adapt_fused_triton import MOST_HELD, NORM_WARPS, adapted_no
 from gapless.kernels.adjust_triton import ADJUST_BLOCK, adjust_kernel
 from gapless.kernels.begin_triton import begin_decode_kernel
 from gapless.kernels.finish_triton import finish_kernel, stops_at_once
+from gapless.kernels.kinds import Activation
 from gapless.kernels.layout import line_words, score_words
-from gapless.kernels.views import Activation
 
 VOCAB, HISTORY, SPLITS = 151_936, 40_960, 75
 GPUS = (90, 80, 100)

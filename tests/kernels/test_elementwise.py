@@ -13,7 +13,8 @@ from native_kernels import load_native
 from products import normed, random
 from torch import Tensor
 
-from gapless.kernels.views import KV, Activation, Rotation
+from gapless.kernels.kinds import Activation
+from gapless.kernels.views import KV, Rotation
 
 # Half a unit in the last place, with room for float32 sums.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -7,8 +7,9 @@ import torch
 from kernels.native_kernels import load_native
 
 from gapless.kernels import layout as L
+from gapless.kernels.kinds import Activation
 from gapless.kernels.matrix import dense
-from gapless.kernels.views import Activation, Attend
+from gapless.kernels.views import Attend
 
 T, Q, K, D, PAGE, ROWS, VOCAB, WIDTH = 3, 4, 2, 16, 8, 5, 40, 2
 
@@ -44,6 +45,10 @@ NO_KV = [
     *NO_CACHE, {"page_table": ints(ROWS, 3)[0]}, {"kv_lens": longs(T) + 3 * PAGE + 1}, {"kv_lens": longs(T - 1)},
     {"rows": longs(T) + ROWS}, {"rows": longs(T) - 1}, {"page_table": ints(ROWS, 0)},
 ]  # fmt: skip
+NO_KIND = [
+    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"sinks": torch.ones(Q - 1)},
+    {"sinks": torch.ones(Q).double()},
+]  # fmt: skip
 NO_TABLES = [{name: table} for tables in (SHORT, NARROW) for name, table in tables.items()]
 DECODED = {"words": ints(60), "count": 4, "places": 1, "writes": 2, "page_size": PAGE, "pages": ints(ROWS, 3)}
 DECODED |= {name: TABLES[name] for name in ("state", "history")}
@@ -74,10 +79,11 @@ CASES = [
         {"positions": longs(1, T)},
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
-        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)},
+        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)}, *NO_KIND,
     ]),
     *[(f"{kind}prefill_attention", CHUNKS, [
         *NO_KV, {"q": torch.ones(9, Q, 32)}, {"q": torch.ones(8, Q, D)}, {"starts": torch.tensor([0, 4, 9])},
+        {"spans": ints(8, 2)}, {"spans": ints(9, 3)}, *NO_KIND,
     ]) for kind in ("", "invariant_")],
     ("rms_norm", {"x": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [{"weight": torch.ones(8)}, {"x": torch.ones(D)}]),
     ("add_rms_norm", {"x": torch.ones(T, D), "delta": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [

@@ -35,7 +35,7 @@ template <typename T>
 void rope_and_write(
     T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, T* cache, const RopeShape& shape);
 
-// As `views.Activation`.
+// As `kinds.Activation`.
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU, RELU2 };
 
 // out [rows, size]. Gated: x has as many gates as factors, gates first.

@@ -172,18 +172,27 @@ Queries<T> queries(const Tensor& q) {
   return {data<T>(q), q.stride(0), q.size(1)};
 }
 
+// The arguments of a layer's attention with `heads` queries a token, checked.
+Attend attend_of(
+    const char* op, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks, int64_t heads) {
+  fits(
+      reach >= 0 && reach <= int64_t(Reach::CHUNK) && (size > 0 || reach == int64_t(Reach::CAUSAL)) && softcap >= 0 &&
+          (!sinks || (sinks->is_contiguous() && sinks->numel() == heads)),
+      op);
+  return {float(scale), Reach(reach), size, float(softcap), sinks ? sinks->const_data_ptr<float>() : nullptr};
+}
+
 Tensor decode_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
-    const Tensor& kv_lens, double scale, int64_t reach, int64_t, double softcap, const Maybe& sinks) {
-  TORCH_CHECK(!reach && !softcap && !sinks, "gapless: attention is causal here");
+    const Tensor& kv_lens, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks) {
   check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
+  const Attend attend = attend_of("decode_attention", scale, reach, size, softcap, sinks, q.size(1));
   fits(rows.numel() == q.size(0), "decode_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    decode_attention<T>(
-        queries<T>(q), q.size(0), paged<T>(cache, table, layer), longs(rows), longs(kv_lens), float(scale),
-        data<T>(out));
+    const Batch batch{q.size(0), longs(rows), longs(kv_lens)};
+    decode_attention<T>(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
   });
   return out;
 }
@@ -192,21 +201,23 @@ Tensor decode_attention_op(
 template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
-    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t, double softcap,
+    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t size, double softcap,
     const Maybe& sinks, int64_t) {
-  TORCH_CHECK(!spans && !reach && !softcap && !sinks, "gapless: attention is causal here");
   check_attention("prefill_attention", q, cache, layer, table, rows, kv_lens);
-  fits(starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0), "prefill_attention");
+  fits(
+      starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0) &&
+          (!spans || (spans->dim() == 2 && spans->size(0) == q.size(0) && spans->size(1) == 2)),
+      "prefill_attention");
+  const Attend attend = attend_of("prefill_attention", scale, reach, size, softcap, sinks, q.size(1));
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    auto* attend = prefill_attention<T>;
-    if (!INVARIANT && floats_attend<T>(q.size(2))) attend = prefill_attention_floats<T>;
+    auto* prefill = prefill_attention<T>;
+    if (!INVARIANT && floats_attend<T>(q.size(2))) prefill = prefill_attention_floats<T>;
     if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
-      if (amx_attends(q.size(2))) attend = prefill_attention_amx;
-    attend(
-        queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
-        float(scale), data<T>(out));
+      if (amx_attends(q.size(2))) prefill = prefill_attention_amx;
+    const Batch batch{rows.size(0), longs(rows), longs(kv_lens), longs(starts), spans ? ints(*spans) : nullptr};
+    prefill(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
   });
   return out;
 }
