@@ -167,8 +167,9 @@ class InvariantAttention(NamedTuple):
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
             "LEAST": invariant_attention_triton.LEAST_IN_SEGMENT, "MOST": invariant_attention_triton.MOST_SEGMENTS,
+            "sinks": None, "spans": None, "REACH": 0, "SIZE": 0, "CAP": 0.0,
         }  # fmt: skip
-        known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
+        known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= dict.fromkeys(("partial", "sums"), "*fp32") | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
         types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
         free = ("layer", "tokens", "chunks", "single", "most", *invariant_attention_triton.TABLES)
@@ -262,12 +263,12 @@ class Attention(NamedTuple):
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
-            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096,
+            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096, "sinks": None, "spans": None, "REACH": 0, "SIZE": 0, "CAP": 0.0,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
-        known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
+        known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= {"positions": "*i64", "slots": "*i64", "angles": "*fp32", "eps": "fp32"}
         known |= dict.fromkeys(("q", "cache", "out", "qk_norm"), f"*{self.dtype}") | dict.fromkeys(
             ("partial", "logs"), "*fp32"
