@@ -18,10 +18,11 @@ from torch import Tensor
 
 from gapless.kernels.attend_triton import attend, borders, chunk_of, computable, head_of, no_sums, ranges, score_factor
 from gapless.kernels.attention_triton import TABLES, AttentionShape
+from gapless.kernels.kinds import Reach
 from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.splits_triton import CAUSAL, GRID_PER_SM, first_entry, most_read, with_sink
 from gapless.kernels.tiles import AttentionTiles, InvariantAttention, choose_tiles
-from gapless.kernels.views import KV, Attend, Reach, RowBatch
+from gapless.kernels.views import KV, Attend, RowBatch
 
 LEAST_IN_SEGMENT = 128
 """Entries of a segment in a short row: a longer row has twice, four times, ... as many."""

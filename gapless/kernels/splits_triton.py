@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.views import Reach
+from gapless.kernels.kinds import Reach
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, whose bfloat16 arithmetic is wrong: it gets float32."""
@@ -48,7 +48,7 @@ CAUSAL, WINDOW, CHUNK = (tl.constexpr(int(reach)) for reach in Reach)
 
 @triton.jit
 def first_entry(position, REACH: tl.constexpr, SIZE: tl.constexpr):
-    """Return the first entry that a query at `position` reads; see `views.Reach`."""
+    """Return the first entry that a query at `position` reads; see `Reach`."""
     first = position * 0
     if REACH == WINDOW:
         first = tl.maximum(position - SIZE + 1, 0)

@@ -35,8 +35,8 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
 
-FEW_TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out", "table"), "*bf16") | {
-    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
+FEW_TYPES = dict.fromkeys(("x", "weight", "bias", "out", "table"), "*bf16") | {
+    "norm": "*fp32", "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
 }  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def test_one_invariant_kernel_serves_every_batch(monkeypatch):
 KV_HEADS, PAGE = 8, 16
 FREE = (
     "layer", "batch", "wanted", "at_once", "least", "most", "whole", "tokens", "chunks", "rows", "starts", "lens",
-    "positions", "slots",
+    "slots",
 )  # fmt: skip
 """What a launch does not specialise."""
 
@@ -292,16 +292,15 @@ class Attention(NamedTuple):
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
-            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096,
+            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split, **self.kind.constants,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
         known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
-        known |= {"positions": "*i64", "slots": "*i64", "angles": "*fp32", "eps": "fp32", "spans": "*i32"}
-        known |= dict.fromkeys(("q", "cache", "out", "qk_norm"), f"*{self.dtype}") | dict.fromkeys(
-            ("partial", "logs", "sinks"), "*fp32"
-        )
+        known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32", "spans": "*i32"}
+        known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
+        known |= dict.fromkeys(("partial", "logs", "sinks"), "*fp32")
         return known.get(name, "i32")
 
 
@@ -320,8 +319,7 @@ MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
 ASKED = [
-    *(Attention(kernel, dim, group=group, turn=kernel == "decode", many=kernel == "decode", kind=kind)
-      for kernel in ("prefill", "decode")
+    *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
     DECODE._replace(group=4, kind=LLAMA4), DECODE._replace(kind=EVERYTHING), PREFILL._replace(dim=256, kind=GEMMA3),
     PREFILL._replace(group=4, kind=LLAMA4, split=True), Attention("combine", 128, kind=EVERYTHING),
