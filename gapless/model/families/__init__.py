@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import llama, qwen
+from gapless.model.families import gemma, granite, llama, mistral, phi, qwen
 from gapless.model.family import Family
 
 MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GemmaForCausalLM": gemma.GEMMA,
+    "GraniteForCausalLM": granite.GRANITE,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
+    "MinistralForCausalLM": mistral.MINISTRAL,
+    "MistralForCausalLM": mistral.MISTRAL,
+    "Phi3ForCausalLM": phi.PHI3,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
 }
