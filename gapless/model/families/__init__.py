@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import gemma, granite, llama, mistral, phi, qwen
+from gapless.model.families import cohere, gemma, gpt2, granite, llama, mistral, olmo, phi, qwen
 from gapless.model.family import Family
 
 MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "CohereForCausalLM": cohere.COHERE,
+    "GPT2LMHeadModel": gpt2.GPT2,
     "Gemma2ForCausalLM": gemma.GEMMA2,
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "GemmaForCausalLM": gemma.GEMMA,
@@ -18,6 +20,7 @@ MODEL_FAMILIES: dict[str, Family] = {
     "MiMoForCausalLM": qwen.MIMO,
     "MinistralForCausalLM": mistral.MINISTRAL,
     "MistralForCausalLM": mistral.MISTRAL,
+    "Olmo2ForCausalLM": olmo.OLMO2,
     "Phi3ForCausalLM": phi.PHI3,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
