@@ -152,7 +152,8 @@ def _rope(fields: Fields, rope: Fields, theta: float, partial: bool = False) -> 
         kind = "longrope"
     if kind not in ROPE_TYPES:
         raise rope.foreign("rope_type", f"must be one of {', '.join(ROPE_TYPES)}", kind)
-    share = min(owner.real("partial_rotary_factor", 1.0, above=0.0, high=1.0) for owner in (rope, fields))
+    share = fields.real("partial_rotary_factor", 1.0, above=0.0, high=1.0)
+    share = rope.real("partial_rotary_factor", share, above=0.0, high=1.0)
     if share != 1.0 and not partial:
         raise fields.foreign("partial_rotary_factor", "must be 1: heads of this family are rotated whole", share)
     found = RopeConfig(theta=theta) if kind == "default" else _scaled_rope(fields, rope, kind, theta)

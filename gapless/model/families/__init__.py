@@ -18,7 +18,7 @@ MODEL_FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": granite.GRANITE,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
-    "MinistralForCausalLM": mistral.MINISTRAL,
+    "MinistralForCausalLM": mistral.MISTRAL,
     "MistralForCausalLM": mistral.MISTRAL,
     "Olmo2ForCausalLM": olmo.OLMO2,
     "Phi3ForCausalLM": phi.PHI3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gapless.model.family import Family, Names
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, read_rope, window_size, windowed
+from gapless.model.reading import Sizes, read_rope, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
 _NAMES = Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -16,8 +16,9 @@ def _phi3(fields: Fields) -> ModelSpec:
         raise fields.foreign("rope_scaling", "must be of type longrope", rope.type)
     if fields.get("original_max_position_embeddings") is None and rope.type == "longrope":
         raise fields.foreign("original_max_position_embeddings", "must be there beside longrope")
-    window = window_size(fields) if "sliding_window" in fields else 0
-    fields.null("sliding_window")
+    window = 0 if fields.get("sliding_window") is None else window_size(fields)
+    if any(size != window for size in windows(fields, sizes.layers, window, lambda layer: True)):
+        raise fields.foreign("layer_types", "must be sliding_attention in every layer, beside sliding_window")
     attention = windowed(AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5), window)
     layer = LayerSpec(attention, MlpSpec(sizes.middle, sizes.activation(fields)))
     norm = NormSpec(fields.real("rms_norm_eps", 1e-5, above=0.0))
