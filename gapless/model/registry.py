@@ -175,7 +175,7 @@ def _native(fields: Fields, architecture: str) -> Route:
                 name, f"changes what the model computes, as {architecture} here does not: leave it out"
             )
     for name in MUST_BE_TRUE:
-        if not fields.flag(name, True):
+        if name not in family.reads and not fields.flag(name, True):
             raise fields.error(name, "must be true: only decoders are supported")
     return Route(Impl.NATIVE, architecture, "it has a native family", family.read(fields), family.names)
 
