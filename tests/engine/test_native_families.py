@@ -18,7 +18,13 @@ from gapless.demo import weights_dir
 from gapless.model.config import read_model_config
 
 FAMILIES = ("gpt2", "olmo2", "cohere")
-OPTIONS = {"device": "cpu", "tokenizer": str(weights_dir()), "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 120}
+OPTIONS = {
+    "device": "cpu",
+    "tokenizer": str(weights_dir()),
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "max_model_len": 120,
+}
 PROMPTS = [prompt(length, 5) for length in (3, 50, 17, 50, 1)]
 TOKENS = 24
 MODULES = {"gpt2": ["c_attn", "c_proj", "c_fc"]}

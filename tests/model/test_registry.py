@@ -12,7 +12,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from gapless.base.errors import CheckpointError, ForeignModelError
 from gapless.model import registry
 from gapless.model.config import read_model_config
-from gapless.model.registry import Impl
 
 PLAIN = {
     **{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 100, "hidden_size": 32},

@@ -21,7 +21,9 @@ def directory(tmp_path_factory):
     folder = tmp_path_factory.mktemp("windowed")
     kinds = ["sliding_attention", "full_attention"]
     shutil.copy(f"{weights_dir()}/tokenizer.json", folder)
-    reference("qwen3", vocab_size=2048, use_sliding_window=True, sliding_window=WINDOW, layer_types=kinds).save_pretrained(folder)
+    reference(
+        "qwen3", vocab_size=2048, use_sliding_window=True, sliding_window=WINDOW, layer_types=kinds
+    ).save_pretrained(folder)
     return folder
 
 
