@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import transformers
-from paging_driver import VOCAB
+from model.paging_driver import VOCAB
 from torch import Tensor
 
 # By name: transformers imports a model when it is first asked for, which takes seconds in every worker that collects.
