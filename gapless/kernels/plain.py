@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from gapless.base.records import NO_TOKEN, Flag
+from gapless.kernels import attention
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.sampling import cut, sample
@@ -158,6 +159,7 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", {}, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
-    finish, score, accept, look_up,
+    "torch", {}, rms_norm, add_rms_norm, rope_and_write, silu_mul, attention.decode_attention,
+    attention.prefill_attention, cut, sample, begin_decode, finish, score, accept, look_up,
+    chunk_attention=attention.chunk_attention,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
 from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
-from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
+from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import MODULES, Layer, Params
 from gapless.model.rope import rope_table
@@ -113,7 +113,7 @@ class DenseModel:
         shared = params.head is params.embedding and hasattr(self.head, "rows")
         self.embedding = None if shared else params.embedding
         self.dtype = params.embedding.dtype
-        self.bounded = kernels.decode_attention is None
+        self.bounded = kernels.bounded
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.adapters = adapters
@@ -142,7 +142,7 @@ class DenseModel:
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""
-        return plan_attention(shape, self.config.kv_heads * self.config.head_dim)
+        return plan_attention(shape)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
@@ -164,11 +164,7 @@ class DenseModel:
 
     def separate_ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> SeparateOps:
         """Return them one by one: the general way."""
-        attention: FusedAttention | PagedAttention
-        if self.kernels.decode_attention is None:
-            attention = PagedAttention(inputs, plan, cache, self.config.heads)
-        else:
-            attention = FusedAttention(self.kernels, inputs, plan, cache)
+        attention = PagedAttention(self.kernels, inputs, plan, cache)
         return SeparateOps(x, inputs.layer_rows(cache), self.config.norm_eps, self.kernels, attention.forward)
 
     def logits(self, hidden: Tensor) -> Tensor:
