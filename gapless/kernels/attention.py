@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gapless.kernels.views import KV, Attend, Reach, RowBatch
+from gapless.kernels.kinds import Reach
+from gapless.kernels.views import KV, Attend, RowBatch
 
 GATHER_ELEMENTS = 1 << 26
 """Elements of the keys gathered at once, and of the scores of a tile; larger batches go in groups of rows."""
@@ -94,8 +95,8 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
         least, most = (0, end) if spans is not None else (max(0, _first(attend, start + low)), start + part.stop)
         mask = reads.part(part).among(columns[least:most])
         read = slice(least - first, most - first)
-        keys = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
-        out = _weigh(q[:, :, part], *keys, mask, attend._replace(sinks=sinks))
+        keys, values = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
+        out = _weigh(q[:, :, part], keys, values, mask, attend._replace(sinks=sinks))
         parts.append(out.permute(2, 1, 0, 3).reshape(part.stop - low, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -123,15 +124,15 @@ def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend,
     """Treat heads that share a KV head as its queries, so that no key is repeated."""
     (count, _, head_dim), (page_size, kv_heads) = q.shape, kv.cache.shape[3:5]
     table, position = kv.page_table.index_select(0, rows), torch.arange(pages * page_size, device=q.device)
-    first = 0 if reads.first is None else reads.first[:, None]
-    if pages < table.shape[1]:
+    first = None if reads.first is None else reads.first[:, None]
+    if first is not None and pages < table.shape[1]:
         page = first // page_size
         table = table.gather(1, (page + position[:pages]).clamp(max=table.shape[1] - 1))
         position, first = position + page * page_size, first % page_size
     entries, mask = _entries(kv, table), reads.among(position)
+    own = entries[:, :1] if first is None else entries.gather(1, first)
     # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the first entry that the
     # row reads: always written, and if that is NaN the row is lost anyway, but no other row with it.
-    own = entries[:, :1] if reads.first is None else entries.gather(1, first)
     index = torch.where(mask, entries, own).flatten()
     k, v = (x.index_select(0, index).view(count, -1, kv_heads, head_dim).transpose(1, 2) for x in _flat(kv))
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)

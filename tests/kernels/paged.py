@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.views import KV, Attend, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Rotation, RowBatch
 
 LAYERS, LAYER = 2, 1
 
@@ -105,7 +105,7 @@ class Turn(NamedTuple):
 
     qkv: Tensor
     rotation: Rotation
-    tokens: TokenBatch
+    slots: Tensor
 
 
 def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
@@ -117,11 +117,7 @@ def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
     qk_norm = torch.randn((heads.query + heads.kv, heads.dim), generator=random) if norm else None
     position = batch.kv_lens - 1
     slots = batch.page_table[batch.rows, position // page_size].long() * page_size + position % page_size
-    longest = int(batch.kv_lens.max())
-    angle = torch.rand((longest, heads.dim // 2), generator=random) * 6
-    table = torch.cat((angle.cos(), angle.sin()), dim=1)
-    # One position past the end, as an inert row may have it.
-    position = torch.where(position == longest - 1, longest + 3, position)
-    qkv, qk_norm = (None if x is None else x.to(cache.dtype).to(device) for x in (qkv, qk_norm))
-    assert qkv is not None
-    return Turn(qkv, Rotation(qk_norm, 1e-6, table.to(device)), TokenBatch(position, slots))
+    angle = torch.rand((len(batch.rows), heads.dim // 2), generator=random) * 6
+    angles = torch.cat((angle.cos(), angle.sin()), dim=1).to(device)
+    qk_norm = None if qk_norm is None else qk_norm.to(device)
+    return Turn(qkv.to(cache.dtype).to(device), Rotation(qk_norm, 1e-6, angles), slots)
