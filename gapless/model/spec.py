@@ -170,11 +170,12 @@ class ModelSpec:
     @cached_property
     def plain(self) -> bool:
         """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums as they are,
-        and no norm across heads."""
+        no norm across heads, and embeddings of tokens alone."""
         simple = (NormOrder.PRE, 1.0, Activation.SILU, True)
         kinds = {(one.order, one.residual, one.mlp.activation, one.mlp.gated) for one in self.layers}
         across = any(one.attention.qk_norm is QKNorm.ALL for one in self.layers)
-        return kinds == {simple} and not across and not self.norm.centered
+        tokens_alone = self.embedding_factor == 1 and not self.positions
+        return kinds == {simple} and not across and not self.norm.centered and tokens_alone
 
     @cached_property
     def sizes(self) -> ModelSizes:
