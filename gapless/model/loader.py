@@ -14,7 +14,7 @@ from gapless.kernels.matrix import DENSE
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.drafting.draft_model import DraftModel, PageShare
 from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
@@ -30,7 +30,7 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> Decoder:
     """Build the model of `config.model` on `device`, in `config.dtype`.
 
     Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
@@ -47,8 +47,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
-    make = family_of(model.architecture).model or DenseModel
-    made: DenseModel = make(model, params, length, kernels, tables, spare)
+    make = family_of(model.architecture).model or Decoder
+    made: Decoder = make(model, params, length, kernels, tables, spare)
     return made
 
 
@@ -70,9 +70,7 @@ def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelC
 
 def read_params(params: Params, directory: Path, model: ModelConfig) -> None:
     """Fill `params` from a checkpoint. Raises CheckpointError naming the file and the tensor."""
-    load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)))
-    if (changed := family_of(model.architecture).loaded) is not None:
-        changed(params)
+    load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)), model.names)
 
 
 def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
@@ -84,12 +82,12 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
     return 1
 
 
-def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
+def load_drafter(config: EngineConfig, model: Decoder, rows: int) -> RecurrentHead | DraftModel:
     """Build the drafter of `config.speculative_config` for `rows` rows of `model`, which left it layers of KV.
 
     Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
-    asked, device = config.speculation, model.rope.device
+    asked, device = config.speculation, model.device
     assert asked is not None
     if asked.method == "draft_model":
         return _load_draft_model(config, asked.model, model)
@@ -102,12 +100,12 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
     return RecurrentHead(layer, model, rows, asked.num_speculative_tokens)
 
 
-def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
-    directory, device = resolve_model_dir(name), model.rope.device
+def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftModel:
+    directory, device = resolve_model_dir(name), model.device
     small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
     params = _filled(allocate(small, model.dtype, device), config, directory, small)
     share = PageShare.of(model.config, small)
-    make = family_of(small.architecture).model or DenseModel
+    make = family_of(small.architecture).model or Decoder
     draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)
     return DraftModel(draft, model, model.kernels, share.view)
 

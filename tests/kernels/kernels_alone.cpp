@@ -262,7 +262,8 @@ template <typename T>
 void check_elements() {
   Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
   for (int64_t size : {8, 70, 256}) {
-    const auto x = numbers<T>(3 * size), weight = numbers<T>(size), both = numbers<T>(3 * 2 * size);
+    const auto weight = numbers<float>(size);
+    const auto x = numbers<T>(3 * size), both = numbers<T>(3 * 2 * size);
     std::vector<T> out(3 * size), gated(3 * size);
     rms_norm(x.data(), size, weight.data(), 3, size, 1e-6f, out.data());
     silu_mul(both.data(), 3, size, gated.data());

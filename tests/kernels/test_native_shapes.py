@@ -33,8 +33,8 @@ KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T)
 KV |= Attend(1.0)._asdict()
 CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "spans": None, "max_query": 5}
 ROPE = CACHE | {
-    "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "positions": longs(T),
-    "table": torch.ones(9, D), "slots": longs(T),
+    "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "angles": torch.ones(T, D),
+    "slots": longs(T),
 }  # fmt: skip
 NO_CACHE = [
     {"cache": cache(dim=8)}, {"cache": cache(dim=32)}, {"cache": cache(kv_heads=3)}, {"cache": cache(dtype=torch.half)},
@@ -70,7 +70,12 @@ PAIRS = torch.ones(T, D)
 CASES = [
     ("rope_and_write", ROPE, [
         *NO_CACHE, {"qkv": torch.ones(T, Q + 2 * K, 8)}, {"qkv": torch.ones(T, 2 * K, D)},
-        {"qk_norm": torch.ones(Q, D)}, {"table": torch.ones(9, 8)}, {"slots": longs(T - 1)}, {"positions": longs(1)},
+        {"qk_norm": torch.ones(Q, D)}, {"angles": torch.ones(T, 8)}, {"slots": longs(T - 1)},
+        {"angles": torch.ones(1, D)}, {"angles": torch.ones(T, D).half()}, {"qk_norm": torch.ones(Q + K, D).half()},
+    ]),
+    ("angles", {"positions": longs(T), "table": torch.ones(9, D)}, [
+        {"table": torch.ones(0, D)}, {"table": torch.ones(D)}, {"table": torch.ones(9, D).half()},
+        {"positions": longs(1, T)},
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
         *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)}, *NO_KIND,
