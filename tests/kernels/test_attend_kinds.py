@@ -23,7 +23,7 @@ from implementations import F32, runs
 
 from gapless.kernels import attention
 
-HONOURED_BY = ("torch",)
+HONOURED_BY = ("torch", "native")
 """The implementations that compute every kind"""
 
 
