@@ -5,10 +5,11 @@ A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from gapless.kernels.kinds import Activation, Reach
 
@@ -184,6 +185,22 @@ class ModelSpec:
         widest = max(max(layer.mlp.width * 4, hidden * 8) for layer in self.layers)
         queries = sum(layer.attention.heads * layer.attention.head_dim for layer in self.layers)
         return ModelSizes(hidden, len(self.layers), weights + vocab * (1 if self.tied else 2), widest, queries)
+
+
+@dataclass(frozen=True)
+class CountedSpec(ModelSpec):
+    """A decoder of transformers, without layers: its class is made to count the sizes."""
+
+    digest: str = ""
+    """Digest of its whole config"""
+    fields: Any = field(default=None, repr=False, compare=False)
+    """The `Fields` of its config.json"""
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Sizes that an engine plans by. Imports transformers."""
+        found: ModelSizes = import_module("gapless.model.transformers_config").count_sizes(self.fields)
+        return found
 
 
 class ModelSizes(NamedTuple):
