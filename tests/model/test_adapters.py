@@ -26,7 +26,11 @@ KINDS = {
     2: {"rank": 16, "use_rslora": True, "size": 0.05},
     3: {"rank": 3, "modules": ["q_proj", "v_proj", "down_proj"]},
 }
-GPT2_MODULES = [["c_attn", "c_proj", "c_fc"], ["c_attn", "mlp.c_proj"]]
+MODULES = {
+    "gpt2": (["c_attn", "c_proj", "c_fc"], ["c_attn", "mlp.c_proj"]),
+    "phi3": (["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], ["qkv_proj", "down_proj"]),
+}
+"""All modules of families with other names, and those of the third kind"""
 
 
 class AdaptedDriver(Driver):
@@ -52,8 +56,8 @@ def family(request, tmp_path_factory):
     model = load_model(config, CPU)
     merged = {0: theirs}
     for slot, kind in KINDS.items():
-        if request.param.startswith("gpt2"):
-            kind = kind | {"modules": GPT2_MODULES[len(kind.get("modules", ())) > 0]}
+        if named := MODULES.get(request.param.partition("-")[0]):
+            kind = kind | {"modules": named["modules" in kind]}
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
         Adapter.read(path, model.config, 16).fill(model.adapters.slot(slot), model.config, model.adapters.rank)
         merged[slot] = copy.deepcopy(theirs)
