@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import transformers
-
-from gapless.model.registry import Impl
 from model.model_harness import FAMILIES as NATIVE
 from model.model_harness import reference
+
+from gapless.model.registry import Impl
 
 
 class FamilyRow(NamedTuple):
