@@ -68,7 +68,7 @@ def test_a_value_that_a_family_does_not_compute_is_named(tmp_path, family, chang
 
 
 def test_gpt2_reads_unscaled_attention_and_sizes_by_their_general_names(tmp_path):
-    theirs = reference("gpt2")  # UNSCALED
+    theirs = reference("gpt2", scale_attn_weights=False)
     theirs.save_pretrained(tmp_path)
     rewrite(tmp_path, lambda values: values.update(num_attention_heads=values.pop("n_head")))
     tokens = prompt(30)
