@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, relu, silu
 
 from gapless.kernels.kinds import Activation
 from gapless.kernels.seam import Kernels, LayerProduct
 from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
-
-
-def activated(x: Tensor, kind: Activation, gated: bool) -> Tensor:
-    if gated:
-        left, right = x.chunk(2, dim=-1)
-        return activated(left, kind, False) * right
-    if kind is Activation.SILU:
-        return silu(x)
-    if kind in (Activation.GELU, Activation.GELU_TANH):
-        return gelu(x, approximate="tanh" if kind is Activation.GELU_TANH else "none")
-    return relu(x) if kind is Activation.RELU else relu(x).square()
 
 
 class SeparateOps:
@@ -32,10 +19,10 @@ class SeparateOps:
 
     def __init__(
         self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
-        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor], centered: bool = False,
+        attention: Callable[[Tensor, int, Attend], Tensor], centered: bool = False,
     ) -> None:  # fmt: skip
-        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written.
-        centered: `normed` is a LayerNorm."""
+        """`attention`: (q [T, Q, D], layer, attend) -> [T, Q * D], with the cache written. centered: `normed` is a
+        LayerNorm."""
         self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
         self.centered = centered
 
@@ -47,13 +34,12 @@ class SeparateOps:
         if norm is None:
             return x
         if self.centered:
-            weight, bias = norm
-            return layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+            return self.kernels.layer_norm(x, *norm, self.eps)
         return self.kernels.rms_norm(x, norm.weight, self.eps)
 
     def activated(self, x: Tensor, kind: Activation, gated: bool) -> Tensor:
         """Return the function of x [T, I], or of its left half [T, 2I] times the right one."""
-        return activated(x, kind, gated)
+        return self.kernels.activate(x, kind, gated)
 
     def product(self, y: Tensor, product: LayerProduct) -> Tensor:
         found = product.linear(y)
@@ -69,15 +55,14 @@ class SeparateOps:
         return qkv
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        qkv, kv_heads = self.write(qkv, rotation, layer), self.rows.cache.shape[4]
-        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        return self.attention(q, k, v, layer, attend)
+        q = self.write(qkv, rotation, layer)[:, : -2 * self.rows.cache.shape[4]]
+        return self.attention(q, layer, attend)
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
         return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)
 
     def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        return self.kernels.silu_mul(self.product(y, product))
+        return self.kernels.activate(self.product(y, product), Activation.SILU, True)
 
     def end(self, y: Tensor) -> Tensor:
         return y

@@ -5,10 +5,11 @@ A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from gapless.kernels.kinds import Activation, Reach
 
@@ -169,11 +170,12 @@ class ModelSpec:
     @cached_property
     def plain(self) -> bool:
         """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums as they are,
-        and no norm across heads."""
+        no norm across heads, and embeddings of tokens alone."""
         simple = (NormOrder.PRE, 1.0, Activation.SILU, True)
         kinds = {(one.order, one.residual, one.mlp.activation, one.mlp.gated) for one in self.layers}
         across = any(one.attention.qk_norm is QKNorm.ALL for one in self.layers)
-        return kinds == {simple} and not across and not self.norm.centered
+        tokens_alone = self.embedding_factor == 1 and not self.positions
+        return kinds == {simple} and not across and not self.norm.centered and tokens_alone
 
     @cached_property
     def sizes(self) -> ModelSizes:
@@ -184,6 +186,22 @@ class ModelSpec:
         widest = max(max(layer.mlp.width * 4, hidden * 8) for layer in self.layers)
         queries = sum(layer.attention.heads * layer.attention.head_dim for layer in self.layers)
         return ModelSizes(hidden, len(self.layers), weights + vocab * (1 if self.tied else 2), widest, queries)
+
+
+@dataclass(frozen=True)
+class CountedSpec(ModelSpec):
+    """A decoder of transformers, without layers: its class is made to count the sizes."""
+
+    digest: str = ""
+    """Digest of its whole config"""
+    fields: Any = field(default=None, repr=False, compare=False)
+    """The `Fields` of its config.json"""
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Sizes that an engine plans by. Imports transformers."""
+        found: ModelSizes = import_module("gapless.model.transformers_config").count_sizes(self.fields)
+        return found
 
 
 class ModelSizes(NamedTuple):

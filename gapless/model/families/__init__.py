@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import llama, qwen
+from gapless.model.families import cohere, gpt2, llama, olmo, qwen
 from gapless.model.family import Family
 
 MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "CohereForCausalLM": cohere.COHERE,
+    "GPT2LMHeadModel": gpt2.GPT2,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
+    "Olmo2ForCausalLM": olmo.OLMO2,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
 }
