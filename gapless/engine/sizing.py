@@ -144,6 +144,8 @@ def settle_dtype(config: EngineConfig, model: ModelConfig, caps: Caps) -> Engine
 
 def parameters(config: ModelConfig) -> int:
     """Return the model's number of parameters, from its config."""
+    if config.counted:
+        return config.counted
     wide = (config.heads + 2 * config.kv_heads) * config.head_dim
     layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
     return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class ModelConfig:
     qk_norm: bool = False
     layout: str = "dense"
     """Layout of the weights of layers: dense, or a plug-in's"""
+    counted: int = 0
+    """Parameters of a model that the Transformers backend computes; 0 for others"""
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
@@ -130,6 +133,10 @@ def read_model_config(directory: Path, known: Collection[str] = ()) -> ModelConf
     """Parse `directory`/config.json and generation_config.json of a model of one of these architectures, by default
     of any family. Raises CheckpointError naming the file and the field."""
     fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
+    if not known and _by_transformers(fields):
+        from gapless.model.transformers_load import read_config
+
+        return read_config(directory)
     architecture = _architecture(fields, known)
     family = family_of(architecture)
     _refuse_unsupported(fields, architecture, family)
@@ -191,6 +198,13 @@ def _architecture(fields: Fields, known: Collection[str]) -> str:
     if kinds and kind not in (None, *kinds):
         raise fields.error("model_type", f"must be {' or '.join(map(repr, kinds))}, as architectures says {names[0]}")
     return str(names[0])
+
+
+def _by_transformers(fields: Fields) -> bool:
+    """Return whether an architecture has no native family, and transformers is installed."""
+    names = fields.get("architectures")
+    named = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
+    return named and names[0] not in architectures() and find_spec("transformers") is not None
 
 
 def _refuse_unsupported(fields: Fields, architecture: str, family: Family) -> None:

@@ -39,6 +39,11 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
     length = model_length(config, model)
+    if model.counted:
+        from gapless.model import transformers_load
+
+        dummy = config.base_seed if config.load_format == "dummy" else None
+        return transformers_load.load(directory, dtype_of(config, model), device, kernels, length, dummy)  # type: ignore
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
