@@ -1,4 +1,4 @@
-"""Compares a model's logits through a paged KV cache with those of another computation of the same tokens."""
+"""Compares a model's logits through a paged KV cache with another computation's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gapless.base.errors import CheckpointError
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
 
 TOKENS = 12
-"""Tokens of a check, in two pages; more than a window of `SMALL`"""
-SMALL = 5
-"""Largest window or chunk of attention of a model that is checked, where its config allows to choose"""
+"""Tokens of a check, in two pages; more than a window of SMALL_WINDOW"""
+SMALL_WINDOW = 5
+"""Largest window or chunk of attention of a model that is made for a check"""
 PARTS = (5, 3, 1, 1, 1, 1)
 """Query tokens of a check's steps: two chunks, then decode rows"""
 TOLERANCE = 1e-3
@@ -27,7 +27,7 @@ _PAGE = 8
 
 
 class InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which operators meet weights of a smaller float type as float32, without a copy of the model."""
+    """Gives operators the weights of a smaller float type as float32, without a copy of the model."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

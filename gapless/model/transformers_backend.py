@@ -40,7 +40,7 @@ _SAYS_NOTHING: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Keywords of attention with the values that ask for nothing; None asks for nothing in any"""
 _HONOURED = ("scaling", "sliding_window", "softcap", "s_aux", "position_ids")
-"""Keywords of attention that count. Positions are those of the step."""
+"""Keywords of attention that count. Positions are the step's."""
 
 
 class LayerSizes(NamedTuple):
@@ -56,7 +56,7 @@ class AttendedLayer(NamedTuple):
     """A layer's attention."""
 
     place: int
-    """Its number, in the order of a forward"""
+    """Number of layers that attend before it"""
     attend: Attend
     sizes: LayerSizes
 
@@ -177,7 +177,7 @@ def swap(net: nn.Module, kernels: Kernels, products: bool) -> None:
 
 
 class _Output:
-    """What a decoder returns: hidden states [1, T, hidden], and None for everything else that a class may ask for."""
+    """The result of a decoder: hidden states [1, T, hidden], and None for any other field."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -215,7 +215,7 @@ class TransformersModel:
         self, net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, max_model_len: int,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        """`net` is a causal LM whose attention is ours; `layers` are those of its attention modules."""
+        """`net` is a causal LM whose attention is ours; `layers` has an entry for each of its attention modules."""
         self.layers, self.kernels, self.max_model_len = layers, kernels, max_model_len
         self.base, self.head, self.before = base_of(net), copy(net), _Before()
         parts = net._modules.items()
@@ -338,7 +338,7 @@ def base_of(net: Any) -> nn.Module:
 
 
 def survey(net: Any, where: str) -> dict[nn.Module, AttendedLayer]:
-    """Return the layers of attention modules in the order of a forward. Raises CheckpointError for what they ask that
+    """Return the layers of attention modules in the order of a forward. Raises CheckpointError for a request that
     is not computed here."""
     asked = Survey(where, net.config)
     base = base_of(net)

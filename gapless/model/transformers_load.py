@@ -25,7 +25,7 @@ from gapless.kernels.seam import Kernels
 from gapless.model.config import ModelConfig, RopeConfig
 from gapless.model.fields import Fields
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling
-from gapless.model.self_check import SMALL, check, in_float32, paged_logits, paged_steps, tokens
+from gapless.model.self_check import SMALL_WINDOW, check, in_float32, paged_logits, paged_steps, tokens
 from gapless.model.transformers_backend import (
     OURS,
     AttendedLayer,
@@ -84,19 +84,15 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """Let transformers ask no hub, and print nothing."""
-    import huggingface_hub.constants
-
+def _silent() -> Iterator[None]:
+    """Let transformers print nothing."""
     log: Any = transformers.logging
-    before = huggingface_hub.constants.HF_HUB_OFFLINE, log.get_verbosity(), log.is_progress_bar_enabled()
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
     finally:
-        huggingface_hub.constants.HF_HUB_OFFLINE, level, bars = before
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
@@ -113,11 +109,11 @@ def load(
     fields = Fields.of_file(directory / "config.json")
     where = str(fields.path)
     made, config = class_of(fields)
-    with _offline(), torch.no_grad():
+    with _silent(), torch.no_grad():
         config._attn_implementation = OURS
         net = _filled(made, config, directory, dtype, dummy).to(device)
         _fix_ropes(net, max_model_len)
-        _check_experts(net, dtype, device, where)
+        _check_experts(net, dtype, where)
         layers = survey(net, where)
         with in_float32(dtype):
             reference, ours = (_checked(net, layers, name) for name in ("eager", OURS))
@@ -139,12 +135,20 @@ def load(
 def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: int | None) -> Any:
     """Return the causal LM with the checkpoint's weights, on the host."""
     if dummy is not None:
-        return made.from_pretrained(None, config=config, state_dict=_dummies(made, config, dtype, dummy), dtype=dtype)
-    homes, tensors = {}, {}
+        tensors = _dummies(made, config, dtype, dummy)
+        return made.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, local_files_only=True)
+    homes: dict[str, Path] = {}
+    tensors = {}
     for path, name, tensor in mapped_tensors(directory):
         homes[name], tensors[name] = path, tensor
     net, found = made.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=dtype,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     usual = "does config.json belong to these weights?"
     for name in sorted(found["missing_keys"]):
@@ -193,17 +197,17 @@ def _fix_ropes(net: nn.Module, length: int) -> None:
                 kinds[layer_type] = "fixed"
 
 
-def _check_experts(net: Any, dtype: torch.dtype, device: torch.device, where: str) -> None:
+def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
     """Let experts run without a count on the host. Raises CheckpointError where they cannot."""
     try:
         net.set_experts_implementation("grouped_mm")
     except ValueError:
         return  # a class without experts, or one whose own loop is tried by `_refuse_waits`
-    if device.type == "cpu":
-        return
     for module in net.modules():
         if hasattr(module, "_is_expert_parallel"):
             weight = next(p for p in module.parameters() if p.ndim == 3)
+            if weight.is_cpu:
+                return
             if dtype != torch.bfloat16 or not _can_use_grouped_mm(weight, weight, weight):
                 raise CheckpointError(
                     f"{where}: the Transformers backend cannot serve these experts here: their products would be "
@@ -221,7 +225,7 @@ def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str) -
     config.num_hidden_layers = count
     for name in ("sliding_window", "attention_chunk_size"):
         if isinstance(size := getattr(config, name, None), int):
-            setattr(config, name, min(size, SMALL))
+            setattr(config, name, min(size, SMALL_WINDOW))
     config._attn_implementation = attention
     if attention == "eager" and config._experts_implementation:
         config._experts_implementation = "eager"
@@ -257,7 +261,7 @@ def read_config(directory: Path) -> ModelConfig:
     made, config = class_of(fields)
     for name in fields.values:
         fields.get(name)
-    with _offline(), torch.device("meta"):
+    with _silent(), torch.device("meta"):
         net = made(config)
     longest = next((n for name in _LENGTHS if isinstance(n := getattr(config, name, None), int)), 0)
     if not longest:
