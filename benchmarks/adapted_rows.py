@@ -17,9 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 from gapless import LLM, SamplingParams
-from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS
+from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS, module_sizes
 from gapless.model.config import ModelConfig, read_model_config, resolve_model_dir
-from gapless.model.params import MODULES, sizes_of
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 BARE = "without adapters"
@@ -29,11 +28,10 @@ RANK, LONGEST = 16, 256
 def write_adapter(directory: Path, config: ModelConfig, seed: int) -> Path:
     """Write an adapter as peft does."""
     generator, weights = torch.Generator().manual_seed(seed), {}
-    for layer in range(config.layers):
-        for product, (block, modules) in MODULES.items():
-            inputs, outputs = sizes_of(product, config)
-            for module, columns in zip(modules, outputs, strict=True):
-                name = f"base_model.model.model.layers.{layer}.{block}.{module}.lora_"
+    for number, layer in enumerate(config.spec.layers):
+        for product, (inputs, outputs) in module_sizes(config, layer).items():
+            for module, columns in zip(config.names.modules(product), outputs, strict=True):
+                name = f"base_model.model.{config.names.layer.format(number)}.{module}.lora_"
                 weights[name + "A.weight"] = torch.randn(RANK, inputs, generator=generator) * 0.01
                 weights[name + "B.weight"] = torch.randn(columns, RANK, generator=generator) * 0.01
     directory.mkdir()

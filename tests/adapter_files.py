@@ -11,22 +11,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS
+from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS, module_sizes
 from gapless.model.config import ModelConfig
-from gapless.model.params import MODULES, sizes_of
+from gapless.model.family import LLAMA_NAMES
+from gapless.model.params import PRODUCTS
 
-ALL = [module for _, modules in MODULES.values() for module in modules]
+ALL = [module.rpartition(".")[2] for name in PRODUCTS for module in LLAMA_NAMES.modules(name)]
 
 
 def random_weights(config: ModelConfig, seed: int, rank: int, modules: list[str], size: float) -> dict[str, Tensor]:
     """The tensors of an adapter, by the names that peft gives them."""
     generator, found = torch.Generator().manual_seed(seed), {}
-    for layer in range(config.layers):
-        for name, (block, parts) in MODULES.items():
-            inputs, outputs = sizes_of(name, config)
-            for module, columns in zip(parts, outputs, strict=True):
-                if module in modules:
-                    prefix = f"base_model.model.model.layers.{layer}.{block}.{module}.lora_"
+    for number, layer in enumerate(config.spec.layers):
+        for name, (inputs, outputs) in module_sizes(config, layer).items():
+            for module, columns in zip(config.names.modules(name), outputs, strict=True):
+                if module.rpartition(".")[2] in modules:
+                    prefix = f"base_model.model.{config.names.layer.format(number)}.{module}.lora_"
                     found[prefix + "A.weight"] = torch.randn(rank, inputs, generator=generator) * size
                     found[prefix + "B.weight"] = torch.randn(columns, rank, generator=generator) * size
     return found

@@ -73,7 +73,7 @@ def each_place(adjusted: Tensor, slots: Any) -> tuple[Any, Any]:
 
 
 def rope_and_write(args: Sequence[Any]) -> Rows:
-    slots, cache = args[5], args[6]
+    slots, cache = args[4], args[5]
     return [(cache, array(slots) // cache.shape[3])]
 
 

@@ -54,7 +54,7 @@ CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
 EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
-EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers", "huggingface_hub"}}
+EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"offload/tiers/lmcache_wire.py": {"msgspec", "zmq"}, "offload/tiers/mooncake.py": {"mooncake"}}
 EXTRA_LIBRARIES |= {
     "offload/transfers.py": {"torch"},

@@ -24,6 +24,10 @@ class CheckpointError(UserError):
     """A model directory is wrong; the text names the file, and the tensor where there is one."""
 
 
+class ForeignModelError(CheckpointError):
+    """A config.json asks for a forward that no native family computes, though another implementation may."""
+
+
 class RequestError(UserError):
     """A field of one request is wrong.
 

@@ -18,7 +18,7 @@ from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
 from gapless.loop.spec import Sizes
 from gapless.model.config import ModelConfig, model_length
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.loader import dtype_of
 from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
@@ -32,7 +32,7 @@ GRAPH_BYTES = 2 << 20
 """GPU memory of one captured graph: some KB for each of several hundred kernels."""
 
 
-def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
+def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: Decoder, device: Device) -> Sizes:
     """Return rows, pages and step budget from the config and the memory left after the weights.
 
     Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
@@ -80,9 +80,7 @@ def _places(config: EngineConfig) -> int:
     return 1 + (config.speculation.num_speculative_tokens if config.speculation else 0)
 
 
-def _kv_bytes(
-    config: EngineConfig, model: DenseModel, device: Device, rows: int, step_tokens: int, max_len: int
-) -> int:
+def _kv_bytes(config: EngineConfig, model: Decoder, device: Device, rows: int, step_tokens: int, max_len: int) -> int:
     free, total = device.memory()
     if not device.caps.own_memory:
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
@@ -105,13 +103,13 @@ class StepBytes(NamedTuple):
     """Driver memory of the graphs themselves"""
 
 
-def step_bytes(config: EngineConfig, model: DenseModel, caps: Caps, rows: int, step_tokens: int) -> StepBytes:
+def step_bytes(config: EngineConfig, model: Decoder, caps: Caps, rows: int, step_tokens: int) -> StepBytes:
     drafted = (min(rows, caps.drafted_rows) + ENDING) * _places(config) if config.speculation else 0
     wide, vocab = max(rows + CHUNK_COUNTS[-1], drafted), model.vocab_size  # captured steps are filled up by chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. A head's
     # inputs from the model's layers stay until it runs.
-    width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
-    width += model.config.hidden_size * 4 * (model.cache_layers > model.config.layers)
+    sizes = model.config.sizes
+    width = sizes.widest + sizes.hidden * 4 * (model.spare_layers > 0)
     # The buffer of logits, and the model's own result before the copy.
     buffer = wide * vocab * model.dtype.itemsize
     # Sampling reads logits in place; cut and sample keep at most a float32 and an id for each block of them, which a
@@ -133,22 +131,13 @@ def settle_dtype(config: EngineConfig, model: ModelConfig, caps: Caps) -> Engine
     products computes clearly faster in it and has the memory."""
     if config.dtype != "auto" or caps.kernels != "native":
         return config
-    if 2 * parameters(model) * torch.float32.itemsize > host.memory()[0]:
+    if 2 * model.sizes.parameters * torch.float32.itemsize > host.memory()[0]:
         return config
     gain = float32_gains(dtype_of(config, model))
     if gain < CLEAR_GAIN:
         return config
     announce(f"computing in float32, {gain:.1f} x as fast here as {model.dtype}: --dtype {model.dtype} keeps that")
     return replace(config, dtype="float32")
-
-
-def parameters(config: ModelConfig) -> int:
-    """Return the model's number of parameters, from its config."""
-    if config.counted:
-        return config.counted
-    wide = (config.heads + 2 * config.kv_heads) * config.head_dim
-    layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
-    return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)
 
 
 def most_captured(step_tokens: int) -> int:

@@ -12,7 +12,7 @@ from gapless.base.peers import with_key
 from gapless.loop.loop import Loop
 from gapless.loop.spec import HostSizes
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import fingerprint
 from gapless.offload.below import LowerTiers
 from gapless.offload.tiers.link import Adopt
@@ -61,7 +61,7 @@ class EngineTiers:
                 f"dummy {self._config.base_seed}" if dummy else fingerprint(resolve_model_dir(self._config.model))
             )
 
-    def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
+    def name(self, model_config: ModelConfig, model: Decoder, device: str) -> str:
         """Return a name of everything that KV depends on, so that equal digests mean equal KV, with tiers also in other
         processes."""
         config = self._config
@@ -77,7 +77,7 @@ class EngineTiers:
             {
                 "format": PAGE_FORMAT,
                 "model": model_config.architecture,
-                "layers": model_config.layers,
+                "layers": model_config.sizes.layers,
                 "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),
                 "weights": self._weights,
                 "dtype": str(model.dtype).removeprefix("torch."),

@@ -21,7 +21,7 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import EngineInfo
-from gapless.engine.sizing import choose_sizes, most_captured, parameters, settle_dtype, step_bytes
+from gapless.engine.sizing import choose_sizes, most_captured, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.engine.warm_up import warm_up
@@ -35,7 +35,7 @@ from gapless.loop.loop import Loop
 from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.drafting import DRAFTERS
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.pace.controllers import Controllers
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
     device: Device
     kernels: Kernels
     processors: tuple[Processor, ...]
-    model: DenseModel
+    model: Decoder
     drafting: Speculation | None
     files: AdapterFiles | None
     adapters: Adapters | None
@@ -126,7 +126,7 @@ def build_core(
 
 def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
     """Return the number of computing threads on a CPU; 0 for most of its cores."""
-    if config.threads or parameters(model_config) >= SMALL_MODEL:
+    if config.threads or model_config.sizes.parameters >= SMALL_MODEL:
         return config.threads
     return min(SMALL_THREADS, host.usable_cores()) if build.may_have(native.NAME) else 1
 
@@ -137,7 +137,7 @@ def _load(device: Device, config: EngineConfig, model_config: ModelConfig, times
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
     kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
-    if not config.threads and parameters(model_config) < SMALL_MODEL:
+    if not config.threads and model_config.sizes.parameters < SMALL_MODEL:
         on_device(device, lambda: native.share_from(SMALL_TIMES))
     processors = import_processors(config.processors, device)
     with _timed(times, "weights"):
@@ -165,7 +165,7 @@ def _spec(loaded: Loaded, sizes: Sizes, name: str, parts: Sequence[Part]) -> Loo
         max_itl_ns=int((config.max_itl or 0) * 1e6),
         kernels=loaded.kernels,
         buckets=_buckets(config, sizes),
-        mixed=_mixed(caps, parameters(loaded.model.config), sizes.step_tokens),
+        mixed=_mixed(caps, loaded.model.config.sizes.parameters, sizes.step_tokens),
         adapters=loaded.adapters,
         speculation=loaded.drafting,
         processors=loaded.processors,
@@ -190,7 +190,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         pages=sizes.pages,
         page_size=sizes.page_size,
         depth=config.depth,
-        parameters=parameters(model.config),
+        parameters=model.config.sizes.parameters,
         adapters=tuple(config.adapters),
         processors=tuple(config.processors),
         tiers=tuple(loaded.tiers.kinds),
@@ -233,7 +233,7 @@ def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
         loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
 
 
-def speculation(config: EngineConfig, device: Device, model: DenseModel) -> Speculation | None:
+def speculation(config: EngineConfig, device: Device, model: Decoder) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None
@@ -269,8 +269,8 @@ def _mixed(caps: Caps, parameters: int, step_tokens: int) -> MixedSizes | None:
 
 def _operations(config: ModelConfig, sizes: Sizes) -> float:
     """Return the operations of the longest step: every token meets all parameters, and a whole context in attention."""
-    attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
-    return 2.0 * sizes.step_tokens * (parameters(config) + attention)
+    attention = 2 * config.sizes.queries * sizes.max_len
+    return 2.0 * sizes.step_tokens * (config.sizes.parameters + attention)
 
 
 @contextmanager

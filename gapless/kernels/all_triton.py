@@ -22,7 +22,7 @@ from gapless.kernels.matrix import DENSE
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.pages_triton import triton_copy_pages
-from gapless.kernels.rope_triton import triton_rope_and_write
+from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
@@ -33,6 +33,7 @@ TRITON_KERNELS = Kernels(
     products={DENSE.name: TorchLinear},
     rms_norm=triton_rms_norm,
     add_rms_norm=triton_add_rms_norm,
+    angles=triton_angles,
     rope_and_write=unpack.rope_and_write(triton_rope_and_write),
     silu_mul=triton_silu_mul,
     decode_attention=unpack.decode_attention(triton_decode_attention),

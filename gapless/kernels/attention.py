@@ -1,54 +1,158 @@
-"""Paged attention as a plain computation: the reference results of fused kernels, without regard to speed.
+"""Paged attention in plain torch: what a CPU without compiled kernels runs, and the reference of all others.
 
 The cache is [pages, layers, 2, page_size, kv_heads, head_dim], keys before values. Position i of the sequence in row r
-of the page table is in page `page_table[r, i // page_size]` at offset `i % page_size`. Lengths are read from tensors
-and never by the host. Entries beyond a length may hold anything, NaN included, without effect.
+of the page table is in page `page_table[r, i // page_size]` at offset `i % page_size`. Seen as rows of [kv_heads *
+head_dim], entry (page, layer, kind, offset) is row ((page * layers + layer) * 2 + kind) * page_size + offset.
+
+Keys and values are gathered by whole pages, so the width of the page table bounds every row: pass the part that covers
+the longest one. Lengths are read from tensors and never by the host. Entries that a row does not read may hold
+anything, NaN included, without effect.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, Self, TypeVar
+
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from gapless.kernels.views import KV, Attend, RowBatch
+from gapless.kernels.views import KV, Attend, Reach, RowBatch
 
-TOKENS_AT_ONCE = 64
-"""Query tokens whose keys are gathered at once in `prefill_attention`."""
+GATHER_ELEMENTS = 1 << 26
+"""Elements of the keys gathered at once, and of the scores of a tile; larger batches go in groups of rows."""
+QUERY_TILE = 512
+"""Queries of a chunk per attention call: bounds the mask, and skips keys outside the tile's reach."""
+
+Position = TypeVar("Position", int, Tensor)
+
+
+class Reads(NamedTuple):
+    """The entries that queries read: from the first one to before the end."""
+
+    first: Tensor
+    end: Tensor
+
+    @classmethod
+    def of(cls, attend: Attend, position: Tensor, spans: Tensor | None = None, written: Tensor | int = 0) -> Self:
+        """Of queries at these positions, and of their spans as far as their row is written."""
+        first, end = _first(attend, position).clamp(min=0), position + 1
+        if spans is None:
+            return cls(first, end)
+        return cls(torch.minimum(first, spans[:, 0]), torch.maximum(end, spans[:, 1].clamp(max=written)))
+
+    def among(self, position: Tensor) -> Tensor:
+        """Whether each query reads the entries at these positions, which are the same for all, or its own."""
+        return (position >= self.first[:, None]) & (position < self.end[:, None])
 
 
 def decode_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend) -> Tensor:
-    """One query token a row: q [B, heads, head_dim] -> [B, heads * head_dim].
-
-    Batch row b is row `batch.rows[b]` of the page table and reads its first `kv_lens[b]` entries; none gives zeros.
-    Computed in float32, returned in q's dtype.
-    """
-    pages = kv.page_table[batch.rows].long()
-    count, heads, head_dim = q.shape
-    keys, values = (kv.cache[pages, kv.layer, kind].flatten(1, 2).float() for kind in (0, 1))
-    kv_heads = keys.shape[2]
-    readable = torch.arange(keys.shape[1], device=q.device) < batch.kv_lens[:, None]
-    keys, values = (x.masked_fill(~readable[:, :, None, None], 0) for x in (keys, values))
-    grouped = q.float().view(count, kv_heads, heads // kv_heads, head_dim)
-    scores = torch.einsum("bhgd,bnhd->bhgn", grouped, keys) * attend.scale
-    weights = scores.masked_fill(~readable[:, None, None], -torch.inf).softmax(-1).nan_to_num(0)
-    return torch.einsum("bhgn,bnhd->bhgd", weights, values).to(q.dtype).reshape(count, -1)
+    """See `seam.Kernels.decode_attention`. A row of length 0 gives zeros."""
+    return _attend_rows(q, kv, batch.rows, Reads.of(attend, batch.kv_lens - 1), attend, attend.size)
 
 
 def prefill_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_query: int) -> Tensor:
-    """Causal attention of C chunks whose own keys and values are in the cache. q [T, heads, head_dim] -> the same flat.
-
-    Chunk c is the tokens starts[c] .. starts[c + 1] of q, the last of `kv_lens[c]` entries of its row. Chunks may be
-    empty. Tokens from starts[C] on are padding and give zeros. `max_query` is an upper bound of the tokens of a chunk,
-    for kernels to choose by.
-    """
-    rows, kv_lens, starts, _ = batch
+    """See `seam.Kernels.prefill_attention`: the reference, which gathers keys and values of each query alone. Padding
+    gives zeros."""
+    rows, kv_lens, starts, spans = batch
     assert starts is not None
     token = torch.arange(q.shape[0], device=q.device)
     chunk = torch.searchsorted(starts[1:].contiguous(), token, right=True)
     real, chunk = chunk < len(rows), chunk.clamp(max=len(rows) - 1)
-    seen = (kv_lens[chunk] - starts[chunk + 1] + token + 1).where(real, 0)
-    parts = [
-        decode_attention(q[part], kv, RowBatch(rows[chunk[part]], seen[part]), attend)
-        for part in (slice(at, at + TOKENS_AT_ONCE) for at in range(0, q.shape[0], TOKENS_AT_ONCE))
-    ]
-    return torch.cat(parts)
+    position = kv_lens[chunk] - starts[chunk + 1] + token
+    first, end = Reads.of(attend, position, spans, kv_lens[chunk])
+    return _attend_rows(q, kv, rows[chunk], Reads(first.where(real, 0), end.where(real, 0)), attend, 0)
+
+
+def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: int) -> Tensor:
+    """See `seam.Kernels.chunk_attention`. Keys and values are gathered once."""
+    (count, heads, head_dim), (page_size, kv_heads), spans = q.shape, kv.cache.shape[3:5], batch.spans
+    end, first = start + count, 0 if spans is not None else max(0, _first(attend, start))
+    pages = slice(first // page_size, -(-end // page_size))
+    entries = _entries(kv, kv.page_table[:, pages].index_select(0, batch.rows))[0]
+    entries = entries[first - pages.start * page_size :][: end - first]
+    k, v = (x.index_select(0, entries).view(-1, kv_heads, head_dim).transpose(0, 1) for x in _flat(kv))
+    if start == 0 and spans is None and attend == Attend(attend.scale):
+        q, k, v = q.transpose(0, 1)[None], k[None], v[None]
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=attend.scale, enable_gqa=heads > kv_heads)
+        return out[0].transpose(0, 1).reshape(count, -1)
+    # Heads of one group are a batch over the same keys, so that the mask is shared.
+    q = q.view(count, kv_heads, -1, head_dim).permute(2, 1, 0, 3)
+    sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1, 1).transpose(0, 1)
+    tile, parts = max(1, min(QUERY_TILE, GATHER_ELEMENTS // (heads * (end - first)))), []
+    for low in range(0, count, tile):
+        part = slice(low, min(low + tile, count))
+        least, most = (0, end) if spans is not None else (max(0, _first(attend, start + low)), start + part.stop)
+        position = torch.arange(start + low, start + part.stop, device=q.device)
+        reads = Reads.of(attend, position, None if spans is None else spans[part], end)
+        mask = reads.among(torch.arange(least, most, device=q.device))
+        read = slice(least - first, most - first)
+        keys = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
+        out = _weigh(q[:, :, part], *keys, mask, attend._replace(sinks=sinks))
+        parts.append(out.permute(2, 1, 0, 3).reshape(len(position), -1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _first(attend: Attend, position: Position) -> Position:
+    """Return the first entry that a query reads without its span. One below 0 stands for 0."""
+    if attend.reach == Reach.WINDOW:
+        return position - attend.size + 1
+    return position - position % attend.size if attend.reach == Reach.CHUNK else position * 0
+
+
+def _attend_rows(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend, most: int) -> Tensor:
+    """Attend one query a row, which reads at most `most` entries; 0 for all that the page table covers."""
+    (width, page_size), elements = (kv.page_table.shape[1], kv.cache.shape[3]), kv.cache.shape[3:].numel()
+    pages = min(width, -(-(most - 1) // page_size) + 1) if most else width
+    step = max(1, GATHER_ELEMENTS // (pages * elements))
+    parts = []
+    for low in range(0, q.shape[0], step):
+        part = slice(low, low + step)
+        some = Reads(reads.first[part], reads.end[part])
+        parts.append(_attend_group(q[part], kv, rows[part], some, attend, pages))
+    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else q.flatten(1)
+
+
+def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend, pages: int) -> Tensor:
+    """Treat heads that share a KV head as its queries, so that no key is repeated."""
+    (count, _, head_dim), (page_size, kv_heads) = q.shape, kv.cache.shape[3:5]
+    table, position = kv.page_table.index_select(0, rows), torch.arange(pages * page_size, device=q.device)
+    place = reads.first[:, None]
+    if pages < table.shape[1]:
+        page = place // page_size
+        table = table.gather(1, (page + position[:pages]).clamp(max=table.shape[1] - 1))
+        position, place = position + page * page_size, place % page_size
+    entries, mask = _entries(kv, table), reads.among(position)
+    # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the first entry that the
+    # row reads: always written, and if that is NaN the row is lost anyway, but no other row with it.
+    index = torch.where(mask, entries, entries.gather(1, place)).flatten()
+    k, v = (x.index_select(0, index).view(count, -1, kv_heads, head_dim).transpose(1, 2) for x in _flat(kv))
+    sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)
+    out = _weigh(q.view(count, kv_heads, -1, head_dim), k, v, mask[:, None, None], attend._replace(sinks=sinks))
+    return out.reshape(count, -1).masked_fill_(reads.end[:, None] <= 0, 0)
+
+
+def _weigh(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, attend: Attend) -> Tensor:
+    """Softmax of q [.., T, D] over k and v [.., N, D] at `mask` [.., T, N]; sinks [.., 1] for the scores."""
+    if attend.sinks is None and not attend.softcap:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attend.scale)
+    scores = q.float() @ k.float().mT * attend.scale
+    if attend.softcap:
+        scores = attend.softcap * torch.tanh(scores / attend.softcap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if attend.sinks is not None:
+        scores = torch.cat((scores, attend.sinks.expand(*scores.shape[:-1], 1)), -1)
+    return (scores.softmax(-1)[..., : k.shape[-2]] @ v.float()).to(q.dtype)
+
+
+def _flat(kv: KV) -> tuple[Tensor, Tensor]:
+    """Return the keys and the values of a layer as rows, to be indexed by `_entries`."""
+    flat, page_size = kv.cache.view(-1, kv.cache.shape[4] * kv.cache.shape[5]), kv.cache.shape[3]
+    return flat[2 * kv.layer * page_size :], flat[(2 * kv.layer + 1) * page_size :]
+
+
+def _entries(kv: KV, pages: Tensor) -> Tensor:
+    """Return the rows of all entries of pages: [R, N] -> int64 [R, N * page_size]."""
+    _, layers, kinds, page_size = kv.cache.shape[:4]
+    offsets = torch.arange(page_size, device=pages.device)
+    return (pages[:, :, None].long() * (layers * kinds * page_size) + offsets).flatten(1)

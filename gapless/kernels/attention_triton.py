@@ -42,13 +42,13 @@ from gapless.kernels.splits_triton import (
     split_space,
 )
 from gapless.kernels.tiles import AttentionTiles, DecodeAttention, PromptAttention, choose_tiles
-from gapless.kernels.views import Rotation, TokenBatch
+from gapless.kernels.views import Rotation
 
 LOG2_E = 1 / math.log(2)
 
 LEAST_IN_CHUNK = tl.constexpr(256)
 """A block is split only if all of its queries may read at least this many entries."""
-TABLES = ["rows", "starts", "lens", "positions", "slots"]
+TABLES = ["rows", "starts", "lens", "slots"]
 """Small tensors that may start anywhere in a larger one: their alignment must not compile a launch again."""
 
 
@@ -126,9 +126,9 @@ def _write_entry(
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    at_once, least, scale, qk_norm, positions, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    at_once, least, scale, qk_norm, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
-    SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, ANGLES_ROW: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; with MANY, others too, by the last program.
@@ -163,7 +163,7 @@ def decode_kernel(
     cos, sin, slot = 0.0, 0.0, 0
     if TURN:
         slot = tl.load(slots + row)
-        cos, sin = angle_of(angles, tl.load(positions + row), D, D_PAD, MAX_LEN)
+        cos, sin = angle_of(angles, row, D, D_PAD, ANGLES_ROW)
     if EARLY and MANY:
         cuda.gdc_wait()
     if low >= length:
@@ -299,7 +299,8 @@ class Unturned(NamedTuple):
     """The work of `rope_and_write` in a decode whose keys and values follow its queries in memory."""
 
     rotation: Rotation
-    tokens: TokenBatch
+    slots: Tensor
+    """See `LayerRows`"""
 
 
 def decode_attention(
@@ -333,12 +334,12 @@ def decode_attention(
     arrived = counters(q.device, GRID_PER_SM * processors) if many and splits > 1 else out
     assert arrived is out or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
-    (qk_norm, eps, angles), (positions, slots) = unturned or (Rotation(None, 0.0, q), TokenBatch(rows, rows))
+    (qk_norm, eps, angles), slots = unturned or (Rotation(None, 0.0, q), rows)
     decode_kernel[shape.kv_heads, batch, splits](
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, AT_ONCE_PER_SM * processors, least,
-        scale * LOG2_E, q if qk_norm is None else qk_norm, positions, angles, slots, eps,
-        **shape.constants, MAX_LEN=0 if unturned is None else angles.shape[0], TURN=unturned is not None,
+        scale * LOG2_E, q if qk_norm is None else qk_norm, angles, slots, eps,
+        **shape.constants, ANGLES_ROW=0 if unturned is None else angles.stride(0), TURN=unturned is not None,
         NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
         RUN=math.gcd(shape.page_size, tiles.entries), SPLITS_PAD=padded if many else min(padded, 2),
         EARLY=early, MANY=many, num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
@@ -352,13 +353,13 @@ def decode_attention(
 
 
 def rotated_decode(
-    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, reach: int, size: int, softcap: float,
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, angles: Tensor, slots: Tensor, cache: Tensor, layer: int,
+    page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, reach: int, size: int, softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
     q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
-    unturned = Unturned(Rotation(qk_norm, eps, table), TokenBatch(positions, slots))
+    unturned = Unturned(Rotation(qk_norm, eps, angles), slots)
     return decode_attention(
         q, cache, layer, page_table, rows, kv_lens, scale, reach, size, softcap, sinks, unturned=unturned
     )

@@ -77,8 +77,8 @@ def rotate_and_attend(
     """Do `LayerOps.attend` of qkv [T, Q + 2K, D] in two launches, for rows that may read what others write.
 
     adapted: see `rope_triton.rope_and_write`."""
-    (qk_norm, eps, table), (positions, slots), batch = rotation, *rows[:2]
-    triton_rope_and_write(qkv, qk_norm, eps, positions, table, slots, kv.cache, kv.layer, *adapted)
+    batch = rows.batch
+    triton_rope_and_write(qkv, *rotation, rows.slots, kv.cache, kv.layer, *adapted)
     q = qkv[:, : -2 * kv.cache.shape[4]]
     found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, *attend)
     return found
@@ -125,13 +125,11 @@ class FewRowsOps:
         return found
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        (qk_norm, eps, table), kv, (positions, slots), batch = rotation, self.rows.kv(layer), *self.rows[:2]
+        kv, batch = self.rows.kv(layer), self.rows.batch
         qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
         if not self.rows.apart:
             return rotate_and_attend(qkv, rotation, kv, self.rows, attend)
-        found: Tensor = triton_rotated_decode(
-            qkv, qk_norm, eps, positions, table, slots, *kv, batch.rows, batch.kv_lens, *attend
-        )
+        found: Tensor = triton_rotated_decode(qkv, *rotation, self.rows.slots, *kv, batch.rows, batch.kv_lens, *attend)
         return found
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:

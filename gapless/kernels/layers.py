@@ -6,9 +6,22 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, relu, silu
 
+from gapless.kernels.kinds import Activation
 from gapless.kernels.seam import Kernels, LayerProduct
-from gapless.kernels.views import Attend, LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
+
+
+def activated(x: Tensor, kind: Activation, gated: bool) -> Tensor:
+    if gated:
+        left, right = x.chunk(2, dim=-1)
+        return activated(left, kind, False) * right
+    if kind is Activation.SILU:
+        return silu(x)
+    if kind in (Activation.GELU, Activation.GELU_TANH):
+        return gelu(x, approximate="tanh" if kind is Activation.GELU_TANH else "none")
+    return relu(x) if kind is Activation.RELU else relu(x).square()
 
 
 class SeparateOps:
@@ -19,13 +32,28 @@ class SeparateOps:
 
     def __init__(
         self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
-        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor],
+        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor], centered: bool = False,
     ) -> None:  # fmt: skip
-        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written."""
+        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written.
+        centered: `normed` is a LayerNorm."""
         self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
+        self.centered = centered
 
     def norm(self, weight: Tensor) -> Tensor:
         return self.kernels.rms_norm(self.x, weight, self.eps)
+
+    def normed(self, x: Tensor, norm: NormWeights | None) -> Tensor:
+        """Return the norm of any rows [T, H]: x itself without weights."""
+        if norm is None:
+            return x
+        if self.centered:
+            weight, bias = norm
+            return layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+        return self.kernels.rms_norm(x, norm.weight, self.eps)
+
+    def activated(self, x: Tensor, kind: Activation, gated: bool) -> Tensor:
+        """Return the function of x [T, I], or of its left half [T, 2I] times the right one."""
+        return activated(x, kind, gated)
 
     def product(self, y: Tensor, product: LayerProduct) -> Tensor:
         found = product.linear(y)
@@ -37,7 +65,7 @@ class SeparateOps:
         """Do the first part of `attend`; return qkv [T, Q + 2K, D]."""
         kv = self.rows.kv(layer)
         qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
-        self.kernels.rope_and_write(qkv, rotation, kv, self.rows.tokens)
+        self.kernels.rope_and_write(qkv, rotation, kv, self.rows.slots)
         return qkv
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:

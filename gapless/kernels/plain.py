@@ -16,34 +16,36 @@ from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, Counts, Rotation, TokenBatch
+from gapless.kernels.views import KV, Counts, Rotation
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.rms_norm(x, (x.shape[-1],), weight, eps)  # computed in float32 whatever the dtype of x
+    return torch.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm(x.add_(delta), weight, eps)
 
 
-def rope_and_write(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
-    qk_norm, eps, table = rotation
+def angles(positions: Tensor, table: Tensor) -> Tensor:
+    return table.index_select(0, positions.clamp(max=table.shape[0] - 1))
+
+
+def rope_and_write(qkv: Tensor, rotation: Rotation, kv: KV, slots: Tensor) -> None:
+    qk_norm, eps, angles = rotation
     page_size, kv_heads, head_dim = kv.cache.shape[3:]
     qk = qkv[:, : qkv.shape[1] - kv_heads]
     # Queries and keys are normed and rotated together: the weight has a row for each head.
-    normed = qk if qk_norm is None else torch.rms_norm(qk, (head_dim,), None, eps) * qk_norm
-    qk.copy_(rotate(normed, *cos_sin(tokens.positions, table, qkv.dtype)))
-    page, offset = tokens.slots // page_size, tokens.slots % page_size
+    normed = qk.float() if qk_norm is None else torch.rms_norm(qk.float(), (head_dim,), None, eps) * qk_norm
+    qk.copy_(rotate(normed, *cos_sin(angles)))
+    page, offset = slots // page_size, slots % page_size
     pairs = qkv[:, -2 * kv_heads :].view(-1, 2, kv_heads, head_dim)
     kv.cache[:, kv.layer].index_put_((page[:, None], torch.arange(2, device=page.device), offset[:, None]), pairs)
 
 
-def cos_sin(positions: Tensor, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cos_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines, each [T, 1, head_dim], for `rotate`."""
-    # An inert row's position means nothing and may be past the end.
-    rows = table.index_select(0, positions.clamp(max=table.shape[0] - 1)).to(dtype)[:, None]
-    cos, sin = rows.chunk(2, dim=-1)
+    cos, sin = angles[:, None].chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -158,6 +160,6 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", {}, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
-    finish, score, accept, look_up,
+    "torch", {}, rms_norm, add_rms_norm, angles, rope_and_write, silu_mul, None, None, cut, sample,
+    begin_decode, finish, score, accept, look_up,
 )  # fmt: skip

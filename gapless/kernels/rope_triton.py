@@ -1,4 +1,5 @@
-"""Query-key norm, rotary embedding and the write of keys and values into the KV cache, in one Triton launch."""
+"""Query-key norm, rotary embedding and the write of keys and values into the KV cache, in one Triton launch; and the
+angles of a step's tokens, in another."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -15,12 +16,30 @@ HEADS = 4
 """Heads a program: few, so that one token alone still spreads over several multiprocessors."""
 
 
-@triton.jit
-def angle_of(angles, position, D: tl.constexpr, D_PAD: tl.constexpr, MAX_LEN: tl.constexpr):
-    """Return cosines and sines of a position [1, D_PAD], the same for both halves of a head."""
-    column = tl.arange(0, D_PAD)[None, :]
+@triton.jit(do_not_specialize_on_alignment=["positions"])
+def angles_kernel(positions, table, out, WIDTH: tl.constexpr, MAX_LEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (token)."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
     # An inert row's position means nothing and may be past the end.
-    line = angles + tl.minimum(position, MAX_LEN - 1) * D + tl.where(column < D // 2, column, column - D // 2)
+    line = table + tl.minimum(tl.load(positions + token), MAX_LEN - 1) * WIDTH
+    tl.store(out + token * WIDTH + column, tl.load(line + column, mask=column < WIDTH), mask=column < WIDTH)
+
+
+def angles(positions: Tensor, table: Tensor) -> Tensor:
+    """See `seam.Kernels.angles`."""
+    assert table.is_contiguous() and positions.is_contiguous()
+    (length, width), tokens = table.shape, len(positions)
+    out = table.new_empty(tokens, width)
+    angles_kernel[(tokens,)](positions, table, out, width, length, triton.next_power_of_2(width), num_warps=1)
+    return out
+
+
+@triton.jit
+def angle_of(angles, row, D: tl.constexpr, D_PAD: tl.constexpr, ANGLES_ROW: tl.constexpr):
+    """Return cosines and sines of a row [1, D_PAD], the same for both halves of a head."""
+    column = tl.arange(0, D_PAD)[None, :]
+    line = angles + row.to(tl.int64) * ANGLES_ROW + tl.where(column < D // 2, column, column - D // 2)
     return tl.load(line, mask=column < D, other=0.0), tl.load(line + D // 2, mask=column < D, other=0.0)
 
 
@@ -42,12 +61,12 @@ def turned(
     return here * cos + tl.where(left, -there, there) * sin
 
 
-@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["positions", "slots"])
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["slots"])
 def rope_and_write_kernel(
-    qkv, qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up, RANK: tl.constexpr,
-    INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, ROW: tl.constexpr, MAX_LEN: tl.constexpr, LAYERS: tl.constexpr,
-    PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, qk_norm, eps, angles, slots, cache, layer, inner, adapters, up, RANK: tl.constexpr, INNER_ROW: tl.constexpr,
+    INNER_SLOT: tl.constexpr, ROW: tl.constexpr, ANGLES_ROW: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr,
+    TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (token, HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -80,9 +99,7 @@ def rope_and_write_kernel(
         new_right *= tl.where(
             turned, scale * tl.load(weight + HALF, mask=inside & turned, other=0.0).to(tl.float32), 1.0
         )
-    # An inert row's position means nothing and may be past the end.
-    position = tl.minimum(tl.load(positions + token), MAX_LEN - 1)
-    angle = table + position * (2 * HALF) + column
+    angle = angles + token * ANGLES_ROW + column
     cos = tl.where(turned, tl.load(angle, mask=column < HALF, other=0.0), 1.0)
     sin = tl.where(turned, tl.load(angle + HALF, mask=column < HALF, other=0.0), 0.0)
     out_left = (new_left * cos - new_right * sin).to(qkv.dtype.element_ty)
@@ -101,29 +118,30 @@ def rope_and_write_kernel(
 
 
 def rope_and_write(
-    qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
+    qkv: Tensor, qk_norm: Tensor | None, eps: float, angles: Tensor, slots: Tensor, cache: Tensor, layer: int,
+    inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Norm (if `qk_norm` [Hq + Hkv, D] is given) and rotate queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
     and write keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv may
     be apart.
 
-    `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Of tokens
-    with the same slot (inert ones, in the null page) any one is kept. Computed in float32.
+    `angles`: see `Rotation`. Of tokens with the same slot (inert ones, in the null page) any one is kept. Computed in
+    float32.
 
     With `adapters` int64 [T], first adds the adapters' second half: inner [T, slots, 3 * rank] times `up` [slots,
     rank, all columns of qkv] of each token's slot. Values then go to the cache alone.
     """
-    assert qkv.stride()[1:] == (qkv.shape[2], 1) and cache.is_contiguous() and table.is_contiguous()
+    assert qkv.stride()[1:] == (qkv.shape[2], 1) and cache.is_contiguous() and angles.stride(1) == 1
     tokens, heads, width = qkv.shape
     _, layers, _, page_size, kv_heads, _ = cache.shape
     half, rank = width // 2, 0 if up is None else up.shape[1]
     grid = (tokens, triton.cdiv(heads, HEADS))
     rope_and_write_kernel[grid](
-        qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up,
-        rank, *inner_strides(inner), qkv.stride(0), table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half,
+        qkv, qkv if qk_norm is None else qk_norm, eps, angles, slots, cache, layer, inner, adapters, up, rank,
+        *inner_strides(inner), qkv.stride(0), angles.stride(0), layers, page_size, heads - kv_heads, kv_heads, half,
         qk_norm is not None, HEADS, triton.next_power_of_2(half), num_warps=2 if rank else 1,
     )  # fmt: skip
 
 
+triton_angles = operator(angles)
 triton_rope_and_write = operator(rope_and_write, "qkv", "cache")

@@ -23,7 +23,7 @@ from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import KV, Attend, Counts, Filters, LayerRows, Recall, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Counts, Filters, LayerRows, Recall, Rotation, RowBatch
 
 
 class DecodeBatch(NamedTuple):
@@ -127,12 +127,15 @@ class Kernels(NamedTuple):
     products: Mapping[str, Callable[..., Linear]]
     """The products by weights of some layouts, by name; see `matrix.WeightLayout.product`, which serves the others"""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x [T, H], weight [H], eps) -> [T, H], computed in float32"""
+    """(x [T, H], weight float32 [H], eps) -> [T, H], computed in float32"""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """(x [T, H], delta [T, H], weight, eps): x += delta in place, rounded to x's dtype; returns the norm of the sum"""
-    rope_and_write: Callable[[Tensor, Rotation, KV, TokenBatch], None]
-    """(qkv [T, Q + 2K, D], rotation, kv, tokens): norms and rotates queries and keys in place, then writes keys and
-    values to the cache. Computed in float32. Tokens of inert rows write to the null page."""
+    angles: Callable[[Tensor, Tensor], Tensor]
+    """(positions int64 [T], table float32 [max_len, D], cosines left and sines right) -> float32 [T, D], the rows of
+    the table for `Rotation`. A position past the end, which an inert row may have, gets the last row."""
+    rope_and_write: Callable[[Tensor, Rotation, KV, Tensor], None]
+    """(qkv [T, Q + 2K, D], rotation, kv, slots int64 [T]): norms and rotates queries and keys in place, then
+    writes keys and values to the cache. Computed in float32. Tokens of inert rows write to the null page."""
     silu_mul: Callable[[Tensor], Tensor]
     """[T, 2I], gate left and up right -> silu(gate) * up [T, I]"""
     decode_attention: Callable[[Tensor, KV, RowBatch, Attend], Tensor] | None

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gapless.kernels.views import KV, Attend, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Rotation, RowBatch
 
 Operator = Callable[..., Any]
 
@@ -44,12 +44,11 @@ def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | 
 # Operations of every layer have their own functions: in an eager step the host's time for each call counts.
 
 
-def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenBatch], None]:
-    """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, positions, table, slots, cache, layer)."""
+def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, Tensor], None]:
+    """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, angles, slots, cache, layer)."""
 
-    def call(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
-        qk_norm, eps, table = rotation
-        operator(qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer)
+    def call(qkv: Tensor, rotation: Rotation, kv: KV, slots: Tensor) -> None:
+        operator(qkv, *rotation, slots, kv.cache, kv.layer)
 
     return call
 

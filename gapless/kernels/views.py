@@ -6,10 +6,11 @@ and K key heads of D.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
+
+from gapless.kernels.kinds import Reach
 
 
 class KV(NamedTuple):
@@ -20,17 +21,6 @@ class KV(NamedTuple):
     layer: int
     page_table: Tensor
     """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
-
-
-class Reach(IntEnum):
-    """The first entry that a query at position p reads. Its own is the last."""
-
-    CAUSAL = 0
-    """0"""
-    WINDOW = 1
-    """max(0, p - size + 1)"""
-    CHUNK = 2
-    """p - p % size"""
 
 
 class Attend(NamedTuple):
@@ -71,33 +61,30 @@ class Filters(NamedTuple):
     top_p: bool
 
 
-class TokenBatch(NamedTuple):
-    """The position of each query token and the place of its KV. All int64.
+class NormWeights(NamedTuple):
+    """The weights of a norm. All float32 [hidden]."""
 
-    A token of an inert row has a slot in the null page, and an undefined position, possibly past the end.
-    """
-
-    positions: Tensor
-    """[T] position in its sequence"""
-    slots: Tensor
-    """[T] page * page_size + offset"""
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 class Rotation(NamedTuple):
     """The rotation of queries and keys by their position."""
 
     qk_norm: Tensor | None
-    """[Q + K, D] weight of the RMSNorm of each head, before the rotation; None for models without"""
+    """[Q + K, D] float32 weight of the RMSNorm of each head, before the rotation; None for models without"""
     eps: float
     """epsilon of that norm"""
-    table: Tensor
-    """[max_len, D] float32, cosines left and sines right; positions past its end read its last row"""
+    angles: Tensor
+    """[T, D] float32, of each token: cosines left and sines right, for the pairs of numbers D / 2 apart. Rows may be
+    apart, or all the same one."""
 
 
 class LayerRows(NamedTuple):
     """The rows of a forward, and the KV memory that they read and write."""
 
-    tokens: TokenBatch
+    slots: Tensor
+    """int64 [T] page * page_size + offset of each token's KV; of an inert row in the null page"""
     batch: RowBatch
     cache: Tensor
     """See `KV`"""

@@ -20,14 +20,13 @@ from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
 from gapless.model.fields import UNUSED, Fields, warn_of
 from gapless.model.known_fields import ADAPTER
-from gapless.model.params import MODULES, Params, sizes_of
+from gapless.model.params import PRODUCTS, Params, rope_rows
+from gapless.model.spec import LayerSpec
 from gapless.model.weights import read_tensors
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LEAST_RANK = 16
 """Tables have this rank at least: tensor cores multiply nothing narrower."""
-_TARGETS = [name for _, names in MODULES.values() for name in names]
-_WEIGHT = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.weight")
 _REFUSED = {
     "use_dora": "DoRA scales whole weights: train it without use_dora, or merge it into the model",
     "modules_to_save": "whole modules replace those of the model: merge the adapter into the model",
@@ -63,12 +62,13 @@ class AdapterTables:
         """`below`: the memory of the matrices of `params` extends by `lines_below` and holds each `down`."""
         self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
-        for layer in params.layers:
-            parts = (self._part(name, config, getattr(layer, name).tensors[0], params.embedding) for name in MODULES)
+        for kind, layer in zip(config.spec.layers, params.layers, strict=True):
+            sizes = module_sizes(config, kind)
+            parts = (self._part(sizes[name], getattr(layer, name).tensors[0], params.embedding) for name in PRODUCTS)
             self.layers.append(AdapterLayer(*parts))
 
-    def _part(self, name: str, config: ModelConfig, matrix: Tensor, like: Tensor) -> AdapterPart:
-        width, columns = sizes_of(name, config)
+    def _part(self, size: tuple[int, tuple[int, ...]], matrix: Tensor, like: Tensor) -> AdapterPart:
+        width, columns = size
         ends, shape = tuple(accumulate(columns)), (self.count + 1, len(columns) * self.rank, width)
         if self.below:
             strides, end = (shape[1] * width, width, 1), matrix.storage_offset() + matrix.numel()
@@ -82,6 +82,18 @@ class AdapterTables:
         return [table[slot] for layer in self.layers for part in layer for table in (part.down, part.up)]
 
 
+def module_sizes(config: ModelConfig, layer: LayerSpec) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return the inputs of each product of a layer, and the outputs of each of its modules."""
+    hidden = config.spec.hidden_size
+    products = layer.products(hidden)
+    return {name: (products[name].inputs, config.names.outputs(name, layer, hidden)) for name in PRODUCTS}
+
+
+def _targets(config: ModelConfig) -> list[str]:
+    """Return the last parts of the names of modules that adapters may have."""
+    return [module.rpartition(".")[2] for name in PRODUCTS for module in config.names.modules(name)]
+
+
 def padded(rank: int) -> int:
     """Return the rank that the tables have room for."""
     return max(LEAST_RANK, 1 << (rank - 1).bit_length())
@@ -93,7 +105,7 @@ MOST_BELOW = 1 / 8
 
 def lines_below(config: ModelConfig, count: int, rank: int) -> int:
     """Return the lines that tables of `count` adapters take below each projection of a matrix, 0 for too many."""
-    lines, sizes = (count + 1) * padded(rank), [sizes_of(name, config) for name in MODULES]
+    lines, sizes = (count + 1) * padded(rank), [*module_sizes(config, config.spec.layer).values()]
     matrices = sum(width * sum(columns) for width, columns in sizes)
     return lines if lines * sum(width * len(columns) for width, columns in sizes) <= MOST_BELOW * matrices else 0
 
@@ -122,13 +134,13 @@ class Adapter(NamedTuple):
                 f"{directory}: no adapter: {ADAPTER_CONFIG} is not there (save_pretrained of peft writes it)"
             )
         settings = Fields(path, values, known=ADAPTER)
-        rank, scale = _settings(settings, max_rank)
+        rank, scale = _settings(settings, _targets(config), max_rank)
         weights = directory / WEIGHTS
         if not weights.is_file():
             raise CheckpointError(f"{weights}: no such file; adapters are read from safetensors, and from nothing else")
         tensors = dict(_checked(weights, read_tensors(weights), config, rank))
         _check_pairs(weights, tensors)
-        _check_targets(settings, tensors)
+        _check_targets(settings, tensors, config.names.layer)
         _check_rest(settings)
         for path in sorted(directory.glob("*.safetensors")):
             if path != weights:
@@ -139,18 +151,20 @@ class Adapter(NamedTuple):
     def fill(self, parts: list[Tensor], config: ModelConfig, rank: int) -> None:
         """Write the adapter to the parts of a slot of this rank, which are zeros."""
         places = iter(parts)
-        for layer in range(config.layers):
-            for name, (block, modules) in MODULES.items():
+        for layer, kind in enumerate(config.spec.layers):
+            for name, (_, outputs) in module_sizes(config, kind).items():
                 down, up, begin = next(places), next(places), 0
-                for number, (module, size) in enumerate(zip(modules, sizes_of(name, config)[1], strict=True)):
-                    key = layer, f"{block}.{module}"
+                for number, (module, size) in enumerate(zip(config.names.modules(name), outputs, strict=True)):
+                    key = layer, module
                     if (*key, "A") in self.weights:
                         down[number * rank :][: self.rank].copy_(self.weights[*key, "A"])
-                        up[: self.rank, begin : begin + size].copy_(self.weights[*key, "B"].float().mT * self.scale)
+                        rows = rope_rows(config.spec, kind, config.names, name, number)
+                        b = self.weights[*key, "B"] if rows is None else self.weights[*key, "B"][rows]
+                        up[: self.rank, begin : begin + size].copy_(b.float().mT * self.scale)
                     begin += size
 
 
-def _settings(settings: Fields, max_rank: int) -> tuple[int, float]:
+def _settings(settings: Fields, known: list[str], max_rank: int) -> tuple[int, float]:
     """Return rank and scale."""
     path = settings.path
     if (settings.get("peft_type") or "LORA") != "LORA":
@@ -168,8 +182,8 @@ def _settings(settings: Fields, max_rank: int) -> tuple[int, float]:
         )
     targets = settings.get("target_modules") or []
     for name in targets if isinstance(targets, list) else ():
-        if str(name).rpartition(".")[2] not in _TARGETS:
-            raise CheckpointError(f"{path}: target_modules names {name!r}; supported are {', '.join(_TARGETS)}")
+        if str(name).rpartition(".")[2] not in known:
+            raise CheckpointError(f"{path}: target_modules names {name!r}; supported are {', '.join(known)}")
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if type(rank) is not int or rank < 1:
         raise CheckpointError(f"{path}: r must be a whole number from 1, got {rank!r}")
@@ -180,19 +194,19 @@ def _settings(settings: Fields, max_rank: int) -> tuple[int, float]:
     return rank, alpha / (math.sqrt(rank) if settings.flag("use_rslora", False) else rank)
 
 
-def _check_targets(settings: Fields, tensors: Mapping[tuple[int, str, str], Tensor]) -> None:
+def _check_targets(settings: Fields, tensors: Mapping[tuple[int, str, str], Tensor], prefix: str) -> None:
     """Refuse tensors that peft would leave out, and warn of modules that have none."""
-    keys = {f"model.layers.{layer}.{module}" for layer, module, _ in tensors}
+    keys = {f"{prefix.format(layer)}.{module}" for layer, module, _ in tensors}
     targets, excluded = settings.get("target_modules"), settings.get("exclude_modules")
     chosen, pattern = settings.get("layers_to_transform"), settings.get("layers_pattern")
     layers = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]
-    patterns = pattern if isinstance(pattern, list) else [pattern] if pattern else ["layers"]
+    patterns = pattern if isinstance(pattern, list) else [pattern] if pattern else [prefix.split(".")[-2]]
     for layer, module, _ in tensors:
-        key = f"model.layers.{layer}.{module}"
+        key = f"{prefix.format(layer)}.{module}"
         everywhere = not layers or targets is None or key in targets or isinstance(targets, str)
         if targets is not None and not _names(settings, "target_modules", key):
             why = "target_modules does not name it"
-        elif not everywhere and not (layer in layers and "layers" in patterns):
+        elif not everywhere and not (layer in layers and prefix.split(".")[-2] in patterns):
             why = "layers_to_transform does not have its layer"
         elif excluded and _names(settings, "exclude_modules", key):
             why = "exclude_modules names it"
@@ -228,20 +242,23 @@ def _check_rest(settings: Fields) -> None:
 def _checked(
     path: Path, tensors: Mapping[str, Tensor], config: ModelConfig, rank: int
 ) -> Iterator[tuple[tuple[int, str, str], Tensor]]:
-    sizes = {
-        f"{block}.{module}": (sizes_of(name, config)[0], size)
-        for name, (block, modules) in MODULES.items()
-        for module, size in zip(modules, sizes_of(name, config)[1], strict=True)
+    known = {
+        f"base_model.model.{config.names.layer.format(number)}.{module}.lora_{kind}.weight": (
+            (number, module, kind),
+            shape,
+        )
+        for number, layer in enumerate(config.spec.layers)
+        for name, (inputs, sizes) in module_sizes(config, layer).items()
+        for module, outputs in zip(config.names.modules(name), sizes, strict=True)
+        for kind, shape in (("A", (rank, inputs)), ("B", (outputs, rank)))
     }
     for name, tensor in tensors.items():
-        match = _WEIGHT.fullmatch(name)
-        if not match or match[2] not in sizes or int(match[1]) >= config.layers:
+        if name not in known:
             raise CheckpointError(
-                f"{path}: unexpected tensor {name!r}: adapters of {', '.join(_TARGETS)} in the layers 0 to "
-                f"{config.layers - 1} are supported; was it trained on this model?"
+                f"{path}: unexpected tensor {name!r}: adapters of {', '.join(_targets(config))} in the layers 0 to "
+                f"{len(config.spec.layers) - 1} are supported; was it trained on this model?"
             )
-        inputs, outputs = sizes[match[2]]
-        wanted = (rank, inputs) if match[3] == "A" else (outputs, rank)
+        key, wanted = known[name]
         if tuple(tensor.shape) != wanted:
             raise CheckpointError(
                 f"{path}: tensor {name!r} has shape {list(tensor.shape)}, but by r and the model's config.json it must "
@@ -249,7 +266,7 @@ def _checked(
             )
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{path}: tensor {name!r} holds numbers that are not finite; train it again")
-        yield (int(match[1]), match[2], match[3]), tensor
+        yield key, tensor
 
 
 def _check_pairs(path: Path, tensors: Mapping[tuple[int, str, str], Tensor]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from gapless.base.errors import CheckpointError
+from gapless.base.errors import CheckpointError, ForeignModelError
 from gapless.base.files import read_json
 from gapless.base.progress import warn
 
@@ -92,10 +92,17 @@ class Fields:
         return SILENT if says_nothing(value) or not harmless or value in harmless else UNUSED
 
     def error(self, name: str, rule: str, value: object = None) -> CheckpointError:
+        return CheckpointError(self._text(name, rule, value))
+
+    def foreign(self, name: str, rule: str, value: object = None) -> ForeignModelError:
+        """Return the error of a field that asks for a forward of another kind."""
+        return ForeignModelError(self._text(name, rule, value))
+
+    def _text(self, name: str, rule: str, value: object) -> str:
         value = self.values.get(name) if value is None else value
         found = "is missing; it " if value is None else ""
         got = "" if value is None else f", got {value!r}"
-        return CheckpointError(f"{self.path}: {self.prefix}{name} {found}{rule}{got}")
+        return f"{self.path}: {self.prefix}{name} {found}{rule}{got}"
 
     def whole(self, name: str, default: int | None = None, low: int = 1) -> int:
         value = self._get(name, default)

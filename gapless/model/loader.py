@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,13 +15,14 @@ from gapless.kernels.matrix import DENSE
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.drafting.draft_model import DraftModel, PageShare
 from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.params import Params, allocate, fill_dummy, slots
+from gapless.model.spec import CountedSpec
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
@@ -30,8 +32,8 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
-    """Build the model of `config.model` on `device`, in `config.dtype`.
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> Any:
+    """Build the model of `config.model` on `device`, in `config.dtype`: a `Decoder`, or a `TransformersModel`.
 
     Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
     wrong, and its field or tensor.
@@ -39,11 +41,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
     length = model_length(config, model)
-    if model.counted:
-        from gapless.model import transformers_load
-
-        dummy = config.base_seed if config.load_format == "dummy" else None
-        return transformers_load.load(directory, dtype_of(config, model), device, kernels, length, dummy)  # type: ignore
+    if isinstance(model.spec, CountedSpec):
+        return _by_transformers(config, directory, model, device, kernels)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
@@ -52,9 +51,32 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
-    make = family_of(model.architecture).model or DenseModel
-    made: DenseModel = make(model, params, length, kernels, tables, spare)
+    make = family_of(model.architecture).model or Decoder
+    return make(model, params, length, kernels, tables, spare)
+
+
+def _by_transformers(
+    config: EngineConfig, directory: Path, model: ModelConfig, device: torch.device, kernels: Kernels
+) -> Any:
+    """Make the model by the Transformers backend."""
+    from gapless.model.transformers_load import load  # imports transformers, which native models do not need
+
+    _refuse_beside_transformers(config, model)
+    dummy = config.base_seed if config.load_format == "dummy" else None
+    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
+    made.config = model
     return made
+
+
+def _refuse_beside_transformers(config: EngineConfig, model: ModelConfig) -> None:
+    in_pages = config.speculation and config.speculation.in_pages
+    for name, asked, why in (
+        ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
+        ("batch_invariant", config.batch_invariant, "its operations may depend on their batch"),
+        ("speculative_config", in_pages, "only drafts from histories work with it: ngram or suffix"),
+    ):
+        if asked:
+            raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
 
 
 def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype) -> ModelConfig:
@@ -75,9 +97,7 @@ def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelC
 
 def read_params(params: Params, directory: Path, model: ModelConfig) -> None:
     """Fill `params` from a checkpoint. Raises CheckpointError naming the file and the tensor."""
-    load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)))
-    if (changed := family_of(model.architecture).loaded) is not None:
-        changed(params)
+    load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)), model.names)
 
 
 def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
@@ -89,12 +109,12 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
     return 1
 
 
-def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
+def load_drafter(config: EngineConfig, model: Decoder, rows: int) -> RecurrentHead | DraftModel:
     """Build the drafter of `config.speculative_config` for `rows` rows of `model`, which left it layers of KV.
 
     Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
-    asked, device = config.speculation, model.rope.device
+    asked, device = config.speculation, model.device
     assert asked is not None
     if asked.method == "draft_model":
         return _load_draft_model(config, asked.model, model)
@@ -107,12 +127,12 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
     return RecurrentHead(layer, model, rows, asked.num_speculative_tokens)
 
 
-def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
-    directory, device = resolve_model_dir(name), model.rope.device
+def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftModel:
+    directory, device = resolve_model_dir(name), model.device
     small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
     params = _filled(allocate(small, model.dtype, device), config, directory, small)
     share = PageShare.of(model.config, small)
-    make = family_of(small.architecture).model or DenseModel
+    make = family_of(small.architecture).model or Decoder
     draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)
     return DraftModel(draft, model, model.kernels, share.view)
 

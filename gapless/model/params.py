@@ -1,8 +1,8 @@
-"""The parameters of a dense decoder as loaded: plain tensors, and which part of them each checkpoint tensor fills."""
+"""The parameters of a decoder as loaded: plain tensors, and which part of them each checkpoint tensor fills."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -10,52 +10,66 @@ import torch
 from torch import Tensor
 
 from gapless.kernels.matrix import Matrix, layout_named
+from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
+from gapless.model.family import Names
+from gapless.model.spec import LayerSpec, ModelSpec, NormOrder, QKNorm
 
 _DUMMY_BLOCK = 4_194_301
 """Random numbers drawn for dummy weights; prime, so that no two rows of a matrix repeat each other."""
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+"""The products of a layer"""
+NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm")
+"""Its norms of hidden states"""
 
 
-MODULES = {
-    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    "output": ("self_attn", ("o_proj",)),
-    "gate_up": ("mlp", ("gate_proj", "up_proj")),
-    "down": ("mlp", ("down_proj",)),
-}
-"""Each product of a layer: the block and the modules of a checkpoint that it is made of"""
+class Slot(NamedTuple):
+    """Where a tensor of a checkpoint goes."""
 
+    target: Tensor
+    shape: tuple[int, ...]
+    """Its shape in the checkpoint"""
+    put: Callable[[Tensor], Tensor] | None = None
+    """Makes of it what `target` holds; None if that is a copy, or repeats it"""
 
-def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
-    """Return how many inputs a product of a layer has, and how many outputs each of its modules."""
-    heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    hidden, middle = config.hidden_size, config.intermediate_size
-    known = {
-        "qkv": (hidden, (heads, kv, kv)),
-        "output": (heads, (hidden,)),
-        "gate_up": (hidden, (middle, middle)),
-        "down": (middle, (hidden,)),
-    }
-    return known[name]
+    @classmethod
+    def of(cls, target: Tensor) -> Slot:
+        """Return the slot of a tensor that is copied as it is."""
+        return cls(target, tuple(target.shape))
+
+    def fill(self, read: Tensor) -> None:
+        self.target.copy_(read if self.put is None else self.put(read))
 
 
 class Layer(NamedTuple):
-    """Parameters of a decoder layer; products are named as in MODULES."""
+    """Parameters of a decoder layer; its norms are None in orders without them."""
 
-    input_norm: Tensor
-    """[hidden]"""
+    input_norm: NormWeights | None
     qkv: Matrix
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the norm of queries repeated for each head, then that of keys, if there are any"""
+    """float32 [heads + kv_heads, head_dim]: the norm of each query head, then that of each key head, if there are
+    any"""
     output: Matrix
-    mlp_norm: Tensor
-    """[hidden]"""
+    attention_norm: NormWeights | None
+    """Of what attention adds"""
+    mlp_norm: NormWeights | None
     gate_up: Matrix
     down: Matrix
+    output_norm: NormWeights | None
+    """Of what the MLP adds"""
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters that there are, in order."""
-        parts = [part.named().values() if isinstance(part, Matrix) else (part,) for part in self]
-        return [tensor for part in parts for tensor in part if tensor is not None]
+        parts = [part.named().values() if isinstance(part, Matrix) else _flat(part) for part in self]
+        return [tensor for part in parts for tensor in part]
+
+    def norms(self) -> list[NormWeights]:
+        """Return the norms of hidden states that there are, in order."""
+        return [part for part in self if isinstance(part, NormWeights)]
+
+
+def _flat(part: NormWeights | Tensor | None) -> list[Tensor]:
+    return [x for x in (part if isinstance(part, NormWeights) else (part,)) if x is not None]
 
 
 class Params(NamedTuple):
@@ -64,72 +78,170 @@ class Params(NamedTuple):
     embedding: Tensor
     """[vocab, hidden]"""
     layers: list[Layer]
-    norm: Tensor
-    """[hidden]"""
+    norm: NormWeights
     head: Tensor
     """[vocab, hidden]"""
+    positions: Tensor | None = None
+    """[positions, hidden] learned embeddings of positions"""
+    head_bias: Tensor | None = None
+    """[vocab]"""
+
+
+class _Maker(NamedTuple):
+    """Makes uninitialised parameters."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    below: int
+
+    def tensor(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    def norm(self, present: bool = True) -> NormWeights | None:
+        spec = self.config.spec
+        new = partial(torch.zeros, spec.hidden_size, dtype=torch.float32, device=self.device)
+        return NormWeights(new(), new() if spec.norm.bias else None) if present else None
+
+    def matrix(self, name: str, layer: LayerSpec) -> Matrix:
+        layout = layout_named(self.config.layout)
+        depth, outputs, biased = layer.products(self.config.spec.hidden_size)[name]
+        columns, lines = sum(outputs), sum(outputs) + self.below * len(outputs)
+        bias = torch.zeros(lines, dtype=self.dtype, device=self.device)[:columns] if biased else None
+        stored = [
+            torch.empty(lines, kind.columns(depth), dtype=kind.dtype or self.dtype, device=self.device)
+            for kind in layout.tensors.values()
+        ]
+        return Matrix(tuple(tensor[:columns] for tensor in stored), bias, layout)
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
     """Uninitialised parameters. Below each matrix of a layer its memory extends by `below` lines a projection, and
     behind its bias for as many zeros."""
-    layers = [allocate_layer(config, dtype, device, below) for _ in range(config.layers)]
-    embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-    norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-    return Params(embedding, layers, norm, embedding if config.tied else torch.empty_like(embedding))
+    make, spec = _Maker(config, dtype, device, below), config.spec
+    layers = [_layer(make, layer) for layer in spec.layers]
+    embedding, norm = make.tensor(spec.vocab_size, spec.hidden_size), make.norm()
+    assert norm is not None
+    head = embedding if spec.tied else torch.empty_like(embedding)
+    positions = make.tensor(spec.positions, spec.hidden_size) if spec.positions else None
+    return Params(embedding, layers, norm, head, positions, make.tensor(spec.vocab_size) if spec.head_bias else None)
 
 
-def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
-    """Uninitialised parameters of one layer; see `allocate`."""
-    new = partial(torch.empty, dtype=dtype, device=device)
-    layout = layout_named(config.layout)
+def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
+    """Uninitialised parameters of the first layer."""
+    return _layer(_Maker(config, dtype, device, 0), config.spec.layer)
 
-    def matrix(name: str, biased: bool) -> Matrix:
-        depth, outputs = sizes_of(name, config)
-        columns, lines = sum(outputs), sum(outputs) + below * len(outputs)
-        bias = torch.zeros(lines, dtype=dtype, device=device)[:columns] if biased else None
-        kinds = layout.tensors.values()
-        stored = (torch.empty(lines, kind.columns(depth), dtype=kind.dtype or dtype, device=device) for kind in kinds)
-        return Matrix(tuple(tensor[:columns] for tensor in stored), bias, layout)
 
+def allocate_norm(*sizes: int, device: torch.device) -> Tensor:
+    """Uninitialised weights of a norm."""
+    return torch.empty(*sizes, dtype=torch.float32, device=device)
+
+
+def _layer(make: _Maker, layer: LayerSpec) -> Layer:
+    at, order = layer.attention, layer.order
+    heads = at.heads + at.kv_heads
+    added = order in (NormOrder.SANDWICH, NormOrder.POST)
     return Layer(
-        input_norm=new(config.hidden_size),
-        qkv=matrix("qkv", config.qkv_bias),
-        qk_norm=new(config.heads + config.kv_heads, config.head_dim) if config.qk_norm else None,
-        output=matrix("output", config.output_bias),
-        mlp_norm=new(config.hidden_size),
-        gate_up=matrix("gate_up", config.mlp_bias),
-        down=matrix("down", config.mlp_bias),
+        input_norm=make.norm(order is not NormOrder.POST),
+        qkv=make.matrix("qkv", layer),
+        qk_norm=None if at.qk_norm is QKNorm.NONE else allocate_norm(heads, at.head_dim, device=make.device),
+        output=make.matrix("output", layer),
+        attention_norm=make.norm(added),
+        mlp_norm=make.norm(order in (NormOrder.PRE, NormOrder.SANDWICH)),
+        gate_up=make.matrix("gate_up", layer),
+        down=make.matrix("down", layer),
+        output_norm=make.norm(added),
     )
 
 
-def slots(config: ModelConfig, params: Params) -> dict[str, Tensor]:
+def slots(config: ModelConfig, params: Params) -> dict[str, Slot]:
     """Return where each tensor goes that the checkpoint must hold, by its Hugging Face name."""
-    found = {"model.embed_tokens.weight": params.embedding, "model.norm.weight": params.norm}
-    if not config.tied:
-        found["lm_head.weight"] = params.head
+    names, spec = config.names, config.spec
+    found = {f"{names.embedding}.weight": Slot.of(params.embedding)} | _norm_slots(names.norm, params.norm, names)
+    if params.positions is not None:
+        found[f"{names.positions}.weight"] = Slot.of(params.positions)
+    if not spec.tied:
+        found[f"{names.head}.weight"] = Slot.of(params.head)
+    if params.head_bias is not None:
+        found[f"{names.head}.bias"] = Slot.of(params.head_bias)
     for i, layer in enumerate(params.layers):
-        found |= layer_slots(config, layer, f"model.layers.{i}")
+        found |= _layer_slots(spec, spec.layers[i], names, layer, names.layer.format(i))
     return found
 
 
-def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Tensor]:
-    """Return where each tensor of a layer goes that the checkpoint must hold, by its name after `prefix`."""
-    found = {"input_layernorm.weight": layer.input_norm, "post_attention_layernorm.weight": layer.mlp_norm}
-    for name, (block, modules) in MODULES.items():
-        outputs, matrix = list(sizes_of(name, config)[1]), getattr(layer, name)
-        for kind, fused in matrix.named().items():
-            names = [f"{block}.{module}.{kind}" for module in modules]
-            found |= dict(zip(names, torch.split(fused, outputs), strict=True))
+def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Slot]:
+    """Return where each tensor of the first layer goes that the checkpoint must hold, by its name after `prefix`."""
+    return _layer_slots(config.spec, config.spec.layer, config.names, layer, prefix)
+
+
+def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: Names, layer: Layer, prefix: str) -> dict[str, Slot]:
+    found: dict[str, Slot] = {}
+    for name in NORMS:
+        if (norm := getattr(layer, name)) is not None:
+            found |= _norm_slots(getattr(names, name), norm, names)
+    for name in PRODUCTS:
+        outputs, matrix = names.outputs(name, kind, spec.hidden_size), getattr(layer, name)
+        for suffix, whole in matrix.named().items():
+            parts = zip(names.modules(name), torch.split(whole, list(outputs)), strict=True)
+            found |= {f"{module}.{suffix}": _part_slot(part, name, spec, kind, names, i)
+                      for i, (module, part) in enumerate(parts)}  # fmt: skip
     if layer.qk_norm is not None:
-        found["self_attn.q_norm.weight"] = layer.qk_norm[: config.heads]
-        found["self_attn.k_norm.weight"] = layer.qk_norm[config.heads :]
-    return {f"{prefix}.{name}": target for name, target in found.items()}
+        found |= _qk_norm_slots(spec, kind, names, layer.qk_norm)
+    return {f"{prefix}.{name}": slot for name, slot in found.items()}
 
 
-def shape_of(name: str, target: Tensor) -> tuple[int, ...]:
-    """Return the shape that a checkpoint's tensor must have. A norm of heads is repeated for each of them."""
-    return tuple(target.shape[-1:] if name.endswith(("q_norm.weight", "k_norm.weight")) else target.shape)
+def _norm_slots(name: str, norm: NormWeights, names: Names) -> dict[str, Slot]:
+    slot = Slot.of(norm.weight)
+    found = {f"{name}.weight": slot._replace(put=_plus_one) if names.norms_lack_one else slot}
+    return found if norm.bias is None else found | {f"{name}.bias": Slot.of(norm.bias)}
+
+
+def _plus_one(weight: Tensor) -> Tensor:
+    return weight.float() + 1
+
+
+def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names: Names, number: int) -> Slot:
+    """Return the slot of one module's part of a product's tensor."""
+    turned = names.transposed and part.dim() == 2
+    order = rope_rows(spec, kind, names, name, number)
+    shape = tuple(part.shape[::-1] if turned else part.shape)
+
+    def put(read: Tensor) -> Tensor:
+        read = read.mT if turned else read
+        return read if order is None else read[order]
+
+    return Slot(part, shape, put if turned or order is not None else None)
+
+
+def rope_rows(spec: ModelSpec, kind: LayerSpec, names: Names, name: str, number: int) -> Tensor | None:
+    """Return the order of a module's outputs in which kernels rotate heads, int64; None for their own order."""
+    at = kind.attention
+    if name != "qkv" or at.rope is None or number == 2:
+        return None
+    rope = spec.ropes[at.rope]
+    if not rope.interleaved and rope.rotated(at.head_dim) == at.head_dim:
+        return None
+    queries, keys = at.heads * at.head_dim, at.kv_heads * at.head_dim
+    within = torch.tensor(rope.order(at.head_dim))
+    heads = at.heads + at.kv_heads if len(names.qkv) == 1 else (at.heads, at.kv_heads)[number]
+    rows = (torch.arange(heads)[:, None] * at.head_dim + within).flatten()
+    return torch.cat((rows, torch.arange(queries + keys, queries + 2 * keys))) if len(names.qkv) == 1 else rows
+
+
+def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: Names, norm: Tensor) -> dict[str, Slot]:
+    """Return the slots of the norms of queries and keys: the weight of one head, or of all together."""
+    at = kind.attention
+    order = None if at.rope is None else torch.tensor(spec.ropes[at.rope].order(at.head_dim))
+    found = {}
+    for name, part in ((names.q_norm, norm[: at.heads]), (names.k_norm, norm[at.heads :])):
+        shape = (at.head_dim,) if at.qk_norm is QKNorm.HEAD else (part.numel(),)
+
+        def put(read: Tensor) -> Tensor:
+            heads = read.float().view(-1, at.head_dim)
+            return (heads if order is None else heads[:, order]) + (1 if names.norms_lack_one else 0)
+
+        found[f"{name}.weight"] = Slot(part, shape, put)
+    return found
 
 
 def fill_dummy(params: Params, seed: int) -> None:
@@ -160,12 +272,12 @@ def _tensors(params: Params) -> Iterator[Tensor]:
         yield from layer.tensors()
     if params.head is not params.embedding:
         yield params.head
+    yield from (extra for extra in (params.positions, params.head_bias) if extra is not None)
 
 
 def _norms(params: Params) -> Iterator[Tensor]:
-    yield params.norm
+    yield params.norm.weight
     for layer in params.layers:
-        yield layer.input_norm
-        yield layer.mlp_norm
+        yield from (norm.weight for norm in layer.norms())
         if layer.qk_norm is not None:
             yield layer.qk_norm

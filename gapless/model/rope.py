@@ -17,23 +17,41 @@ import math
 import torch
 from torch import Tensor
 
-from gapless.model.config import ModelConfig, RopeConfig
+from gapless.model.config import ModelConfig
+from gapless.model.spec import RopeConfig
 
 
-def rope_table(config: ModelConfig, max_model_len: int, device: torch.device) -> Tensor:
-    """Return [max_model_len, head_dim] float32: cosines in the left half, sines in the right."""
-    frequencies, scale = frequencies_of(config, max_model_len)
+def rope_tables(config: ModelConfig, max_model_len: int, device: torch.device) -> dict[int | None, Tensor]:
+    """Return the table of each rope that layers use, by its index; by None a row that turns nothing, for the others."""
+    found: dict[int | None, Tensor] = {}
+    for layer in config.spec.layers:
+        rope, dim = layer.attention.rope, layer.attention.head_dim
+        if rope is None:
+            found[None] = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=1).to(device)
+        elif rope not in found:
+            longest = config.max_position_embeddings
+            found[rope] = rope_table(config.spec.ropes[rope], dim, max_model_len, longest).to(device)
+    return found
+
+
+def rope_table(rope: RopeConfig, head_dim: int, max_model_len: int, longest: int) -> Tensor:
+    """Return [max_model_len, head_dim] float32: cosines in the left half, sines in the right.
+
+    longest: the model's max_position_embeddings.
+    """
+    frequencies, scale = frequencies_of(rope, rope.rotated(head_dim), max_model_len, longest)
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-    return (torch.cat((angles.cos(), angles.sin()), dim=1) * scale).to(device)
+    kept = torch.zeros(max_model_len, head_dim // 2 - len(frequencies))
+    parts = (angles.cos() * scale, kept + 1, angles.sin() * scale, kept)
+    return torch.cat(parts, dim=1)
 
 
-def frequencies_of(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] float32 on the CPU, and the factor of cosines and sines."""
-    rope, dim = config.rope, config.head_dim
+def frequencies_of(rope: RopeConfig, dim: int, max_model_len: int, longest: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [dim / 2] float32 on the CPU, and the factor of cosines and sines."""
     if rope.type == "linear":
         return _plain(rope.theta, dim) / rope.factor, 1.0
     if rope.type == "dynamic":
-        return _plain(_stretched_base(rope, dim, max_model_len, config.max_position_embeddings), dim), 1.0
+        return _plain(_stretched_base(rope, dim, max_model_len, longest), dim), 1.0
     if rope.type == "llama3":
         return _llama3(rope, _plain(rope.theta, dim)), 1.0
     if rope.type == "yarn":

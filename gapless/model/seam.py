@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.kernels.views import LayerRows, RowBatch, TokenBatch
+from gapless.kernels.views import LayerRows, RowBatch
 from gapless.memory.groups import PageGroup
 
 
@@ -93,8 +93,8 @@ class StepInputs(NamedTuple):
 
     def layer_rows(self, cache: KVCache) -> LayerRows:
         """Return the rows as layers read them."""
-        tokens, batch = TokenBatch(self.positions, self.slots), RowBatch(self.rows, self.kv_lens, self.starts)
-        return LayerRows(tokens, batch, cache.data, self.page_table, self.adapters, self.places == 1)
+        batch = RowBatch(self.rows, self.kv_lens, self.starts)
+        return LayerRows(self.slots, batch, cache.data, self.page_table, self.adapters, self.places == 1)
 
     @property
     def pages(self) -> Tensor:

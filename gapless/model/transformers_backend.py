@@ -8,7 +8,6 @@ transformers.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy, deepcopy
@@ -18,20 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
-from transformers.integrations import hub_kernels
 
-from gapless.base.errors import CheckpointError
+from gapless.kernels.kinds import Reach
+from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, dense
 from gapless.kernels.seam import Kernels
-from gapless.kernels.views import KV, Attend, Reach, Rotation, TokenBatch
+from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
-from gapless.model.config import ModelConfig
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.self_check import tokens
-
-os.environ["USE_HUB_KERNELS"] = "NO"
-hub_kernels._kernels_enabled = False  # else classes fetch compiled code from the hub
+from gapless.model.transformers_config import base_of, refusal
 
 OURS = "gapless"
 """Name of our attention in transformers' table"""
@@ -83,14 +79,14 @@ class Survey:
 
     def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]) -> Tensor:
         if module in self.layers:
-            raise self.refusal("a layer attends twice in a forward")
+            raise refusal(self.where, "a layer attends twice in a forward")
         if mask is not None:
-            raise self.refusal("it makes a mask of its own")
+            raise refusal(self.where, "it makes a mask of its own")
         for name, value in given.items():
             if name not in _HONOURED and value is not None and value not in _SAYS_NOTHING.get(name, ()):
-                raise self.refusal(f"its attention has the argument {name}, which is not computed here")
+                raise refusal(self.where, f"its attention has the argument {name}, which is not computed here")
         if not getattr(module, "is_causal", True):
-            raise self.refusal("it attends to later tokens")
+            raise refusal(self.where, "it attends to later tokens")
         sizes = LayerSizes(q.shape[1], k.shape[1], k.shape[3], v.shape[3])
         index = len(self.layers)
         self.layers[module] = AttendedLayer(index, self._read(index, sizes.key_dim, given), sizes)
@@ -100,7 +96,7 @@ class Survey:
         kinds, window = getattr(self.config, "layer_types", None), given.get("sliding_window")
         kind = kinds[index] if kinds else "full_attention"
         if kind not in ("full_attention", "sliding_attention", "chunked_attention"):
-            raise self.refusal(f"layer_types has {kind!r}")
+            raise refusal(self.where, f"layer_types has {kind!r}")
         if kind == "sliding_attention" and window is None:
             window = self.config.sliding_window
         reach, size = (Reach.CAUSAL, 0) if window is None else (Reach.WINDOW, int(window))
@@ -108,14 +104,11 @@ class Survey:
             reach, size = Reach.CHUNK, int(self.config.attention_chunk_size)
         scale, sinks = given.get("scaling"), given.get("s_aux")
         if not isinstance(sinks, nn.Parameter | None):
-            raise self.refusal("the sinks of its attention (s_aux) are no parameter")
+            raise refusal(self.where, "the sinks of its attention (s_aux) are no parameter")
         return Attend(
             float(key_dim**-0.5 if scale is None else scale), reach, size, float(given.get("softcap") or 0.0),
             None if sinks is None else sinks.detach().float().reshape(-1),
         )  # fmt: skip
-
-    def refusal(self, why: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: the Transformers backend cannot serve this model: {why}")
 
 
 class OurProduct(nn.Module):
@@ -209,7 +202,7 @@ class _Before(nn.Module):
 class TransformersModel:
     """A decoder of transformers, on one device. Implements the `Model` protocol."""
 
-    config: ModelConfig
+    config: Any
 
     def __init__(
         self, net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, max_model_len: int,
@@ -255,15 +248,13 @@ class TransformersModel:
             attention = PagedAttention(inputs, plan, cache, self.heads)
         else:
             attention = FusedAttention(self.kernels, inputs, plan, cache)
-        tokens = TokenBatch(inputs.positions, inputs.slots)
-        rotation = Rotation(None, 0.0, self.identity)
+        ops = SeparateOps(self.identity, inputs.layer_rows(cache), 0.0, self.kernels, attention.forward)
+        rotation = Rotation(None, 0.0, self.identity.expand(len(inputs.ids), -1))
 
         def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]) -> Tensor:
-            index, how, sizes = self.layers[module]
+            place, how, sizes = self.layers[module]
             whole = torch.cat([self._widened(part) for part in (q, k, v)], dim=1)
-            self.kernels.rope_and_write(whole, rotation, KV(cache.data, index, inputs.page_table), tokens)
-            parts = torch.split(whole, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-            out = attention.forward(parts[0], parts[1], parts[2], index, how).view(1, -1, self.heads, self.head_dim)
+            out = ops.attend(whole, rotation, place, how).view(1, -1, self.heads, self.head_dim)
             return out if sizes.value_dim == self.head_dim else out[..., : sizes.value_dim]
 
         # An inert row's position may be past the end.
@@ -331,12 +322,6 @@ def cut(module: nn.Module, layers: int, count: int) -> nn.Module:
     return found
 
 
-def base_of(net: Any) -> nn.Module:
-    """Return the decoder below the head; the whole model if there is none."""
-    found: nn.Module = net.base_model
-    return getattr(net, "model", net) if found is net else found
-
-
 def survey(net: Any, where: str) -> dict[nn.Module, AttendedLayer]:
     """Return the layers of attention modules in the order of a forward. Raises CheckpointError for a request that
     is not computed here."""
@@ -344,12 +329,12 @@ def survey(net: Any, where: str) -> dict[nn.Module, AttendedLayer]:
     base = base_of(net)
     names = inspect.signature(base.forward).parameters
     if base is net or "position_ids" not in names:
-        raise asked.refusal("its decoder takes no position_ids")
+        raise refusal(where, "its decoder takes no position_ids")
     ids = tokens(net.config.vocab_size, net.device)[:2]
     run(base, asked, ids, torch.arange(2, device=net.device))
     layers = asked.layers
     if len(layers) != net.config.num_hidden_layers or not _layer_lists(base, len(layers)):
-        raise asked.refusal(f"{len(layers)} of its {net.config.num_hidden_layers} layers have attention")
+        raise refusal(where, f"{len(layers)} of its {net.config.num_hidden_layers} layers have attention")
     if len({layer.sizes[:2] for layer in layers.values()}) != 1:
-        raise asked.refusal("its layers differ in their numbers of heads")
+        raise refusal(where, "its layers differ in their numbers of heads")
     return layers

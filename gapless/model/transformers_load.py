@@ -5,97 +5,33 @@ Only classes of the installed package run, never code of a checkpoint or of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers.integrations.moe import _can_use_grouped_mm
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, CheckpointError
 from gapless.kernels.seam import Kernels
-from gapless.model.config import ModelConfig, RopeConfig
 from gapless.model.fields import Fields
-from gapless.model.generation import generation_fields, read_end_tokens, read_sampling
 from gapless.model.self_check import SMALL_WINDOW, check, in_float32, paged_logits, paged_steps, tokens
 from gapless.model.transformers_backend import (
     OURS,
     AttendedLayer,
     TransformersModel,
-    base_of,
     first_of_every_kind,
     survey,
     swap,
 )
+from gapless.model.transformers_config import base_of, class_of, refusal, silent
 from gapless.model.weights import mapped_tensors
 
-_NO_DECODERS = {
-    "alibi": "its attention adds a bias by distance (alibi)",
-    "is_encoder_decoder": "it is an encoder and a decoder",
-    "vision_config": "it is a model of pictures and text; use a checkpoint of the text model alone",
-    "audio_config": "it is a model of sound and text; use a checkpoint of the text model alone",
-}
-"""Fields of configs that refuse, if set, and why"""
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""Fields of configs that have the longest sequence"""
-
-
-def class_of(fields: Fields) -> tuple[type[Any], Any]:
-    """Return the class and the config of a config.json. Raises CheckpointError for a model that cannot be served, with
-    the reason."""
-
-    def refusal(why: str) -> CheckpointError:
-        return CheckpointError(f"{fields.path}: the Transformers backend cannot serve this model: {why}")
-
-    names, kind = fields.get("architectures"), fields.get("model_type")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise fields.error("architectures", "must name one class")
-    if fields.get("auto_map"):
-        raise refusal("auto_map asks for code from the model directory, which is never run; remove the field if the "
-                      "class of transformers computes the same")  # fmt: skip
-    if fields.get("quantization_config"):
-        raise refusal("quantization_config: quantised checkpoints are not supported; use the bfloat16 or float32 one")
-    for name, why in _NO_DECODERS.items():
-        if fields.get(name):
-            raise refusal(f"{name}: {why}")
-    if kind not in CONFIG_MAPPING or names[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise refusal(f"transformers {transformers.__version__} has no decoder {names[0]} (model_type {kind!r})")
-    try:
-        config = CONFIG_MAPPING[kind].from_dict(deepcopy(fields.values))
-        made = getattr(transformers, names[0])
-    except Exception as error:
-        raise refusal(f"transformers cannot read its config: {error}") from error
-    for name, why in _NO_DECODERS.items():
-        if getattr(config, name, None):
-            raise refusal(f"{name}: {why}")
-    if made._is_stateful:
-        raise refusal(f"{names[0]} keeps a state beside keys and values")
-    if not made._supports_attention_backend:
-        raise refusal(f"{names[0]} has no exchangeable attention (_supports_attention_backend)")
-    return made, config
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Let transformers print nothing."""
-    log: Any = transformers.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
+_WINDOWS = {"sliding_window": 1, "attention_chunk_size": 1, "local_attention": 2}
+"""Fields of configs that size windows and chunks, in times of these"""
 
 
 def load(
@@ -109,7 +45,7 @@ def load(
     fields = Fields.of_file(directory / "config.json")
     where = str(fields.path)
     made, config = class_of(fields)
-    with _silent(), torch.no_grad():
+    with silent(), torch.no_grad():
         config._attn_implementation = OURS
         net = _filled(made, config, directory, dtype, dummy).to(device)
         _fix_ropes(net, max_model_len)
@@ -118,7 +54,10 @@ def load(
         with in_float32(dtype):
             reference, ours = (_checked(net, layers, name) for name in ("eager", OURS))
             swap(ours, kernels, products=False)
-            small = TransformersModel(ours, survey(ours, where), kernels, max_model_len, torch.float32)
+            small_layers = survey(ours, where)
+            if any(layer.attend.size > SMALL_WINDOW for layer in small_layers.values()):
+                raise refusal(where, "the field of its config that sizes its windows is not known")
+            small = TransformersModel(ours, small_layers, kernels, max_model_len, torch.float32)
 
             def logits(ids: Tensor) -> Tensor:
                 found: Tensor = reference(ids[None], use_cache=False).logits[0]
@@ -128,7 +67,6 @@ def load(
         swap(net, kernels, products=True)
         model = TransformersModel(net, layers, kernels, max_model_len, dtype)
         _refuse_waits(model, device, where)
-    model.config = read_config(directory)
     return model
 
 
@@ -209,10 +147,10 @@ def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
             if weight.is_cpu:
                 return
             if dtype != torch.bfloat16 or not _can_use_grouped_mm(weight, weight, weight):
-                raise CheckpointError(
-                    f"{where}: the Transformers backend cannot serve these experts here: their products would be "
-                    "counted on the host; use --dtype bfloat16 on a GPU of compute capability 9.0"
+                why = (
+                    "its experts would be counted on the host; use --dtype bfloat16 on a GPU of compute capability 9.0"
                 )
+                raise refusal(where, why)
 
 
 def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str) -> Any:
@@ -223,9 +161,9 @@ def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str) -
         if isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:count])
     config.num_hidden_layers = count
-    for name in ("sliding_window", "attention_chunk_size"):
+    for name, times in _WINDOWS.items():
         if isinstance(size := getattr(config, name, None), int):
-            setattr(config, name, min(size, SMALL_WINDOW))
+            setattr(config, name, min(size, times * SMALL_WINDOW))
     config._attn_implementation = attention
     if attention == "eager" and config._experts_implementation:
         config._experts_implementation = "eager"
@@ -252,41 +190,4 @@ def _refuse_waits(model: TransformersModel, device: torch.device, where: str) ->
             for step in steps:
                 step()
     except CaptureError as error:
-        raise CheckpointError(f"{where}: the Transformers backend cannot serve this model: {error}") from error
-
-
-def read_config(directory: Path) -> ModelConfig:
-    """Return the sizes of a checkpoint's model, without its weights. Raises CheckpointError naming the file."""
-    fields = Fields.of_file(directory / "config.json")
-    made, config = class_of(fields)
-    for name in fields.values:
-        fields.get(name)
-    with _silent(), torch.device("meta"):
-        net = made(config)
-    longest = next((n for name in _LENGTHS if isinstance(n := getattr(config, name, None), int)), 0)
-    if not longest:
-        raise fields.error("max_position_embeddings", "must be there")
-    generation = generation_fields(directory, fields)
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    products = [part.out_features for part in base_of(net).modules() if isinstance(part, nn.Linear)]
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
-    experts = [p.shape[1] * chosen for m in net.modules() if hasattr(m, "_is_expert_parallel") for p in m.parameters()]
-    return ModelConfig(
-        architecture=made.__name__,
-        vocab_size=config.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=max([*products, *experts, hidden]),
-        layers=config.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // heads,
-        norm_eps=1e-6,
-        rope=RopeConfig(),
-        max_position_embeddings=longest,
-        dtype=str(config.dtype or torch.float32).removeprefix("torch."),
-        tied=bool(getattr(config, "tie_word_embeddings", False)),
-        counted=sum(p.numel() for p in net.parameters()),
-        eos_token_ids=read_end_tokens(generation, fields, config.vocab_size),
-        default_sampling=read_sampling(generation, longest),
-        files=(fields,) if generation is fields else (fields, generation),
-    )
+        raise refusal(where, str(error)) from error

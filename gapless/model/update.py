@@ -15,11 +15,13 @@ import torch
 
 from gapless.base.errors import CheckpointError
 from gapless.kernels.matrix import dense, refill
+from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import digest_of
 from gapless.model.loader import read_params
-from gapless.model.params import MODULES, Params, allocate
+from gapless.model.params import NORMS, PRODUCTS, Params, allocate
+from gapless.model.spec import CountedSpec
 from gapless.model.weights import own_head
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "files")
@@ -38,6 +40,9 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
+    if isinstance(known.spec, CountedSpec):
+        raise CheckpointError(f"{directory}: new weights need a native model, and {known.architecture} is computed by "
+                              "the Transformers backend: start an engine with them")  # fmt: skip
     config = own_head(directory, read_model_config(directory), dtype)
     for name in [field.name for field in fields(config) if field.name not in OF_THE_START]:
         new, old = getattr(config, name), getattr(known, name)
@@ -54,21 +59,28 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     return NewWeights(params, digest)
 
 
-def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
+def put_weights(model: Decoder, params: Params) -> Iterator[bool]:
     """Copy the weights over the model's own, a layer at each step, and return True.
 
     Nothing else may run meanwhile.
     """
     for block, layer in zip(model.blocks, params.layers, strict=True):
-        for name in MODULES:
+        for name in PRODUCTS:
             refill(getattr(block, name).linear, getattr(layer, name))
-        block.input_norm.copy_(layer.input_norm)
-        block.mlp_norm.copy_(layer.mlp_norm)
-        if block.rotation.qk_norm is not None and layer.qk_norm is not None:
-            block.rotation.qk_norm.copy_(layer.qk_norm)
+        for name in NORMS:
+            _copy_norm(getattr(block, name), getattr(layer, name))
+        if block.qk_norm is not None and layer.qk_norm is not None:
+            block.qk_norm.copy_(layer.qk_norm)
         yield True
-    model.blocks[-1].next_norm.copy_(params.norm)
-    refill(model.head, dense(params.head))
-    if model.embedding is not None:
-        model.embedding.copy_(params.embedding)
+    _copy_norm(model.last_norm, params.norm)
+    refill(model.head, dense(params.head, params.head_bias))
+    for own, new in ((model.embedding, params.embedding), (model.positions, params.positions)):
+        if own is not None and new is not None:
+            own.copy_(new)
     yield True
+
+
+def _copy_norm(own: NormWeights | None, new: NormWeights | None) -> None:
+    for to, tensor in zip(own or (), new or (), strict=True):
+        if to is not None and tensor is not None:
+            to.copy_(tensor)

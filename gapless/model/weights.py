@@ -21,7 +21,8 @@ from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
-from gapless.model.params import allocate, shape_of
+from gapless.model.family import LLAMA_NAMES, Names
+from gapless.model.params import Slot, allocate
 from gapless.model.params import slots as slots_of
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -30,7 +31,6 @@ WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: 
 """Numbers of token ids and of packed weights, which are not cast"""
 ALL_BYTES = BYTES | {name: dtype.itemsize for dtype, name in WHOLE.items()}
 MAX_FILE_HEADER_BYTES = 100_000_000
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 8_192
 """Rows of two matrices that are compared at a time"""
 
@@ -61,21 +61,22 @@ def own_head(directory: Path, config: ModelConfig, dtype: torch.dtype) -> ModelC
 
     That is compared in `dtype`. Raises CheckpointError.
     """
-    places = _places(directory) if config.tied else {}
-    if not {EMBEDDING, HEAD} <= places.keys() or _are_equal(places, dtype):
+    places, names, tied = _places(directory), config.names, config.spec.tied
+    pair = f"{names.embedding}.weight", f"{names.head}.weight"
+    if not tied or not {*pair} <= places.keys() or _are_equal(places, pair, dtype):
         return config
     warn(
-        f"{places[HEAD]}: tensor {HEAD!r} is not the embedding, as tie_word_embeddings of config.json says, and is "
-        "used: set it to false",
-        file=str(places[HEAD]),
+        f"{places[pair[1]]}: tensor {pair[1]!r} is not the embedding, as tie_word_embeddings of config.json says, and "
+        "is used: set it to false",
+        file=str(places[pair[1]]),
     )
-    return replace(config, tied=False)
+    return replace(config, spec=replace(config.spec, tied=False))
 
 
-def _are_equal(places: dict[str, Path], dtype: torch.dtype) -> bool:
+def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtype) -> bool:
     """Return whether the head is the embedding, as far as their files can be compared."""
-    with _opened(places[EMBEDDING]) as one, _opened(places[HEAD]) as other:
-        first, second = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+    with _opened(places[pair[0]]) as one, _opened(places[pair[1]]) as other:
+        first, second = one.get_slice(pair[0]), other.get_slice(pair[1])
         shape = first.get_shape()
         return shape == second.get_shape() and all(
             torch.equal(*(part[start : start + _ROWS].to(dtype) for part in (first, second)))
@@ -83,13 +84,15 @@ def _are_equal(places: dict[str, Path], dtype: torch.dtype) -> bool:
         )
 
 
-def load_weights(directory: Path, slots: dict[str, torch.Tensor], unused: Collection[str] = ()) -> None:
+def load_weights(
+    directory: Path, slots: dict[str, Slot], unused: Collection[str] = (), names: Names = LLAMA_NAMES
+) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. If the head
     has no slot, it is the embedding, and may be there in its place.
 
     Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
     """
-    slots, homes, headers = _find(directory, slots, unused)
+    slots, homes, headers = _find(directory, slots, unused, names)
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
     count = announce("reading weights", nbytes, "bytes")
@@ -103,7 +106,7 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
     Raises CheckpointError.
     """
     slots = slots_of(config, allocate(config, torch.float32, torch.device("meta")))
-    _, homes, headers = _find(directory, slots, unused)
+    _, homes, headers = _find(directory, slots, unused, config.names)
     read = {(name, tensor) for name, tensors in homes.items() for tensor in tensors}
     rest = [tensor for name, header in headers.items() for tensor in header if (name, tensor) not in read]
     return len(read), rest
@@ -118,8 +121,8 @@ def warn_of_strays(directory: Path) -> None:
 
 
 def _find(
-    directory: Path, slots: dict[str, torch.Tensor], unused: Collection[str]
-) -> tuple[dict[str, torch.Tensor], dict[str, list[str]], dict[str, dict[str, Entry]]]:
+    directory: Path, slots: dict[str, Slot], unused: Collection[str], names: Names
+) -> tuple[dict[str, Slot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
     """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
     files = _files(directory)
     headers = {name: _header(directory / name) for name in files}
@@ -127,10 +130,17 @@ def _find(
         for tensor in promised:
             if tensor not in headers[name]:
                 raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
-    names = {tensor for header in headers.values() for tensor in header}
-    if HEAD in names - slots.keys() and EMBEDDING in slots.keys() - names:
-        slots = {HEAD if name == EMBEDDING else name: slot for name, slot in slots.items()}
-    return slots, _homes(directory, headers, slots, unused, files), headers
+    found = {tensor for header in headers.values() for tensor in header}
+    if not any(tensor.startswith(names.base) for tensor in found):
+        slots = {name.removeprefix(names.base): slot for name, slot in slots.items()}
+    embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
+    unread = {tensor for tensor in found if tensor.endswith(names.unread)} | {*unused}
+    if embedding in slots and head not in slots:  # tied: either name will do
+        if head in found and embedding not in found:
+            slots = {head if name == embedding else name: slot for name, slot in slots.items()}
+        else:
+            unread.add(head)
+    return slots, _homes(directory, headers, slots, unread, files), headers
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -242,17 +252,16 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
 
 
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, torch.Tensor], unused: Collection[str],
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, Slot], unread: Collection[str],
     promised: dict[str, tuple[str, ...]],
 ) -> dict[str, list[str]]:  # fmt: skip
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
     homes: dict[str, list[str]] = defaultdict(list)
     owner: dict[str, str] = {}
     indexed = {tensor: name for name, tensors in promised.items() for tensor in tensors}
-    same_head = EMBEDDING in slots and HEAD not in slots
     for name, header in headers.items():
         for tensor, entry in header.items():
-            if tensor.endswith("rotary_emb.inv_freq") or (same_head and tensor == HEAD) or tensor in unused:
+            if tensor in unread:
                 continue
             _check_tensor(directory / name, tensor, entry, slots)
             if indexed.get(tensor, name) != name:
@@ -269,28 +278,28 @@ def _homes(
     return homes
 
 
-def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, torch.Tensor]) -> None:
+def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot]) -> None:
     if tensor not in slots:
         raise CheckpointError(
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
             "does config.json belong to these weights?"
         )
     slot = slots[tensor]
-    known = (*BYTES,) if slot.is_floating_point() else (WHOLE[slot.dtype],)
+    target = slot.target
+    known = (*BYTES,) if target.is_floating_point() else (WHOLE[target.dtype],)
     if entry.dtype not in known:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(known)}")
-    wanted = shape_of(tensor, slots[tensor])
-    if entry.shape != wanted:
+    if entry.shape != slot.shape:
         raise CheckpointError(
-            f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(wanted)}"
+            f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(slot.shape)}"
         )
 
 
-def _copy(path: Path, tensors: list[str], slots: dict[str, torch.Tensor], count: Count) -> None:
+def _copy(path: Path, tensors: list[str], slots: dict[str, Slot], count: Count) -> None:
     with _opened(path) as file, torch.no_grad():
         for tensor in tensors:
             read = file.get_tensor(tensor)
-            slots[tensor].copy_(read)
+            slots[tensor].fill(read)
             count(read.nbytes)
 
 

@@ -25,6 +25,7 @@ from gapless.engine.wiring import build_core
 from gapless.kernels.tables import Tables, slot_bytes
 from gapless.memory.groups import PageGroup
 from gapless.model.config import load_config
+from gapless.model.spec import ModelSizes
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
 
@@ -255,7 +256,7 @@ def model_of(token_bytes, vocab, shape, dtype):
     layers, middle, hidden = shape
     return SimpleNamespace(
         page_bytes=lambda size: size * token_bytes, vocab_size=vocab, dtype=dtype, groups=lambda: (PageGroup(),),
-        config=SimpleNamespace(intermediate_size=middle, hidden_size=hidden, layers=layers), cache_layers=layers,
+        config=SimpleNamespace(sizes=ModelSizes(hidden, layers, 0, max(4 * middle, 8 * hidden), 0)), spare_layers=0,
     )  # fmt: skip
 
 
@@ -289,7 +290,7 @@ def test_the_memory_of_a_gpu_covers_the_largest_sampled_batch():
     buffer = rows * vocab * 2
     one_pool = buffer + rows * vocab * 4  # the model's own logits, and a float32 of each
     graphs = len(buckets_up_to(rows)) * GRAPH_BYTES
-    activations = sizes.step_tokens * model.config.intermediate_size * 4 * 2
+    activations = sizes.step_tokens * 18_944 * 4 * 2
     assert sizes.rows == rows and left >= buffer + 2 * one_pool + activations + graphs
     assert left < 0.08 * total, "and what is kept back is no more than a step needs"
     eager = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)

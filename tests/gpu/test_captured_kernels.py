@@ -23,7 +23,7 @@ from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
-from gapless.kernels.rope_triton import triton_rope_and_write
+from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.tables import Tables
 
 
@@ -75,15 +75,15 @@ def captured(program: Callable[[], None]) -> torch.cuda.CUDAGraph:
 def test_a_captured_layer_and_its_sampling_follow_their_buffers():
     rows, hidden, heads, kv_heads, dim = 5, 64, 4, 2, 16
     dtype = torch.bfloat16
-    weight, table = random((hidden,), dtype, "cuda", 1), random((LONGEST, dim), torch.float32, "cuda", 2)
-    head_norm = random((heads + kv_heads, dim), dtype, "cuda", 3)
+    weight, table = random((hidden,), torch.float32, "cuda", 1), random((LONGEST, dim), torch.float32, "cuda", 2)
+    head_norm = random((heads + kv_heads, dim), torch.float32, "cuda", 3)
     settings = [Setting(t, top_k=k, top_p=0.9, seed=t_k) for t, k, t_k in ((0.0, 9, 1), (1.0, 0, 2), (0.7, 40, 3))]
     made = tables_of([*settings, Setting(), Setting(0.0)], "cuda")
     index = torch.tensor([1, 2, 2, 2], dtype=torch.int32, device="cuda")
 
     def program(x, delta, qkv, cache, positions, slots, gate_up, logits):
         y = triton_rms_norm(x, weight, 1e-6)
-        triton_rope_and_write(qkv, head_norm, 1e-6, positions, table, slots, cache, 1)
+        triton_rope_and_write(qkv, head_norm, 1e-6, triton_angles(positions, table), slots, cache, 1)
         y = triton_add_rms_norm(x, delta + y, weight, 1e-6)
         cut_triton.cut(logits, index, *made, ALL)
         return (

@@ -33,13 +33,15 @@ SEEN bool attends(int64_t dim) { return amx_attends(dim); }
 SEEN const char* attend(
     const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, const bf16* cache, int64_t layers,
     int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table, int64_t table_stride,
-    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, bf16* out, int64_t threads, float scale) {
+    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, const int32_t* spans, int64_t reach,
+    int64_t size, const float* sinks, bf16* out, int64_t threads, float scale, float softcap) {
   omp_set_num_threads(threads);
   fence = nullptr;
   try {
     prefill_attention_amx(
-        {q, token_stride, heads}, chunks, {cache, layers, page_size, kv_heads, dim, layer, table, table_stride}, rows,
-        starts, kv_lens, scale, out);
+        {q, token_stride, heads}, {chunks, rows, kv_lens, starts, spans},
+        {cache, layers, page_size, kv_heads, dim, layer, table, table_stride},
+        {scale, Reach(reach), size, softcap, sinks}, out);
   } catch (const std::logic_error& error) {
     static std::string refused;
     refused = error.what();

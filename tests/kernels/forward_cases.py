@@ -18,7 +18,7 @@ from gapless.kernels.matrix import Matrix
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import read_model_config
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.params import Params, allocate
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
@@ -48,7 +48,7 @@ FAMILIES = {
 
 def models(
     family: Family, kernels: Kernels, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16, adapters: int = 0
-) -> tuple[DenseModel, DenseModel]:
+) -> tuple[Decoder, Decoder]:
     """The model on `device`, and with the same weights in float32 on the CPU in plain torch. Both have room for as many
     `adapters` of rank 16."""
     values = {
@@ -64,13 +64,13 @@ def models(
     for name, tensor in _named(params):
         _fill(name, tensor, random)
 
-    def built(dtype: torch.dtype, device: str, kernels: Kernels) -> DenseModel:
+    def built(dtype: torch.dtype, device: str, kernels: Kernels) -> Decoder:
         below = lines_below(config, adapters, 16) if adapters and kernels.ways else 0
         own = allocate(config, dtype, torch.device(device), below)
         for (_, ours), (_, given) in zip(_named(own), _named(params), strict=True):
             ours.copy_(given)
         tables = AdapterTables(config, adapters, 16, own, below > 0) if adapters else None
-        return DenseModel(config, own, LONGEST, kernels, tables)
+        return Decoder(config, own, LONGEST, kernels, tables)
 
     return built(dtype, device, kernels), built(torch.float32, "cpu", plain.KERNELS)
 
@@ -148,7 +148,7 @@ class Launched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run(model: DenseModel, batch: Batch) -> tuple[Tensor, Tensor]:
+def run(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     """Hidden states and logits of a step; its keys and values are in the batch's cache then."""
     with torch.no_grad():
         hidden = model.forward(batch.inputs, model.plan(batch.shape), batch.cache)

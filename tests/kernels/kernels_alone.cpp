@@ -120,64 +120,150 @@ void check_bytes() {
 }
 
 template <typename T>
-using Prompts = void (*)(
-    const Queries<T>&, int64_t, const Paged<T>&, const int64_t*, const int64_t*, const int64_t*, float, T*);
+using Prompts = void (*)(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);
 
-// Two chunks over pages that lie in no order; the query at `position` of a chunk reads the keys up to its own.
+struct Case {
+  std::string name;
+  Attend attend;
+  std::vector<int32_t> spans = {};
+};
+
+// Two chunks over pages that lie in no order; entries that no query reads are no numbers.
 template <typename T>
-void check_prompts(const std::string& name, int64_t dim, Prompts<T> attend, bool by_decode) {
-  constexpr int64_t HEADS = 4, KV_HEADS = 2, PAGE = 16, PAGES = 12, LAYERS = 2, LAYER = 1, TABLE = 6;
-  const int32_t table[2 * TABLE] = {3, 0, 7, 11, 5, 9, 8, 2, 10, 1, 6, 4};
-  const int64_t rows[] = {1, 0}, starts[] = {0, 37, 42}, lens[] = {37, 83}, tokens = 42;
-  const auto queries = numbers<T>(tokens * HEADS * dim);
-  const auto cache = numbers<T>(PAGES * LAYERS * 2 * PAGE * KV_HEADS * dim);
-  const Queries<T> q{queries.data(), HEADS * dim, HEADS};
-  const Paged<T> kv{cache.data(), LAYERS, PAGE, KV_HEADS, dim, LAYER, table, TABLE};
-  const float scale = 1 / std::sqrt(float(dim));
-  std::vector<T> out(queries.size()), alone(HEADS * dim);
-  attend(q, 2, kv, rows, starts, lens, scale, out.data());
-  Worst worst{name + " " + NAME<T> + ", " + std::to_string(dim)};
-  for (int64_t chunk = 0; chunk < 2; chunk++)
-    for (int64_t token = starts[chunk]; token < starts[chunk + 1]; token++) {
-      const int64_t length = lens[chunk] - (starts[chunk + 1] - 1 - token);
-      decode_attention(
-          Queries<T>{queries.data() + token * HEADS * dim, HEADS * dim, HEADS}, 1, kv, rows + chunk, &length, scale,
-          alone.data());
-      if (by_decode) worst.same = worst.same && same_bits(alone.data(), out.data() + token * HEADS * dim, HEADS * dim);
-      for (int64_t head = 0; head < HEADS; head++) {
-        const T* query = queries.data() + (token * HEADS + head) * dim;
-        std::vector<double> values(dim);
-        double total = 0;
-        for (int64_t key = 0; key < length; key++) {
-          const T* one = kv.key(table + rows[chunk] * TABLE, key, head / (HEADS / KV_HEADS));
-          double score = 0;
-          for (int64_t d = 0; d < dim; d++) score += double(to_float(query[d])) * to_float(one[d]);
-          const double weight = std::exp(score * scale);
-          total += weight;
-          for (int64_t d = 0; d < dim; d++) values[d] += weight * to_float(one[kv.value_offset() + d]);
+struct Prompt {
+  static constexpr int64_t HEADS = 4, KV_HEADS = 2, PAGE = 16, LAYERS = 2, LAYER = 1, TABLE = 40, TOKENS = 42;
+  static constexpr int64_t rows[] = {1, 0}, starts[] = {0, 37, TOKENS}, lens[] = {37, 603};
+
+  Case one;
+  int64_t dim;
+  std::vector<int32_t> table;
+  std::vector<T> queries, cache;
+
+  Prompt(Case one, int64_t dim)
+      : one(one), dim(dim), table(2 * TABLE), queries(numbers<T>(TOKENS * HEADS * dim)),
+        cache(numbers<T>(2 * TABLE * LAYERS * 2 * PAGE * KV_HEADS * dim)) {
+    this->one.attend.scale = 1 / std::sqrt(float(dim));
+    for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i * 27 % table.size());
+    for (int64_t chunk = 0; chunk < 2; chunk++) {
+      Range some = read_by(chunk, starts[chunk]);
+      for (int64_t token = starts[chunk]; token < starts[chunk + 1]; token++) {
+        const Range range = read_by(chunk, token);
+        some = {std::min(some.low, range.low), std::max(some.high, range.high)};
+      }
+      for (int64_t key = 0; key < TABLE * PAGE; key++)
+        for (int64_t head = 0; head < KV_HEADS && (key < some.low || key >= some.high); head++) {
+          const int64_t at = kv().key(pages(chunk), key, head) - cache.data();
+          for (int64_t d = 0; d < dim; d++)
+            assign(cache[at + d], NAN), assign(cache[at + kv().value_offset() + d], NAN);
         }
+    }
+  }
+
+  Paged<T> kv() const { return {cache.data(), LAYERS, PAGE, KV_HEADS, dim, LAYER, table.data(), TABLE}; }
+  Queries<T> from(int64_t token) const { return {queries.data() + token * HEADS * dim, HEADS * dim, HEADS}; }
+  const int32_t* pages(int64_t chunk) const { return table.data() + rows[chunk] * TABLE; }
+  const int32_t* spans() const { return one.spans.empty() ? nullptr : one.spans.data(); }
+  int64_t position(int64_t chunk, int64_t token) const { return lens[chunk] - (starts[chunk + 1] - token); }
+
+  // Written out, and not as Attend::readable has it.
+  Range read_by(int64_t chunk, int64_t token) const {
+    const int64_t at = position(chunk, token), size = one.attend.size;
+    Range found{0, at + 1};
+    for (int64_t key = 0; key <= at; key++) {
+      const bool read = one.attend.reach == Reach::WINDOW ? at - key < size
+                        : one.attend.reach == Reach::CHUNK ? key / size == at / size : true;
+      if (read) break;
+      found.low = key + 1;
+    }
+    if (!spans()) return found;
+    const int32_t* span = spans() + 2 * token;
+    return {std::min<int64_t>(found.low, span[0]), std::min(std::max<int64_t>(found.high, span[1]), lens[chunk])};
+  }
+
+  std::vector<double> direct(int64_t chunk, int64_t token, int64_t head) const {
+    const Attend& attend = one.attend;
+    const Range range = read_by(chunk, token);
+    const T* query = queries.data() + (token * HEADS + head) * dim;
+    std::vector<double> values(dim);
+    double total = attend.sinks ? std::exp(double(attend.sinks[head])) : 0;
+    for (int64_t key = range.low; key < range.high; key++) {
+      const T* one = kv().key(pages(chunk), key, head / (HEADS / KV_HEADS));
+      double score = 0;
+      for (int64_t d = 0; d < dim; d++) score += double(to_float(query[d])) * to_float(one[d]);
+      score *= attend.scale;
+      if (attend.softcap > 0) score = attend.softcap * std::tanh(score / attend.softcap);
+      const double weight = std::exp(score);
+      total += weight;
+      for (int64_t d = 0; d < dim; d++) values[d] += weight * to_float(one[kv().value_offset() + d]);
+    }
+    for (double& value : values) value /= total;
+    return values;
+  }
+};
+
+template <typename T>
+void check_prompts(const std::string& name, const Prompt<T>& prompt, Prompts<T> attend, bool by_decode) {
+  const int64_t dim = prompt.dim, stride = prompt.HEADS * dim;
+  std::vector<T> out(prompt.queries.size()), alone(stride);
+  attend(
+      prompt.from(0), {2, prompt.rows, prompt.lens, prompt.starts, prompt.spans()}, prompt.kv(), prompt.one.attend,
+      out.data());
+  Worst worst{name + " " + NAME<T> + ", " + std::to_string(dim) + ", " + prompt.one.name};
+  for (int64_t chunk = 0; chunk < 2; chunk++)
+    for (int64_t token = prompt.starts[chunk]; token < prompt.starts[chunk + 1]; token++) {
+      const int64_t length = prompt.position(chunk, token) + 1;
+      decode_attention(
+          prompt.from(token), {1, prompt.rows + chunk, &length}, prompt.kv(), prompt.one.attend, alone.data());
+      const bool same = !prompt.spans();  // which reach beyond a decode row
+      if (by_decode && same) worst.same = worst.same && same_bits(alone.data(), out.data() + token * stride, stride);
+      for (int64_t head = 0; head < prompt.HEADS; head++) {
+        const std::vector<double> want = prompt.direct(chunk, token, head);
         // Values are below 1. A weight, and for some units a query, may be rounded to T; so is the result.
         for (int64_t d = 0; d < dim; d++) {
-          worst.take(to_float(out[(token * HEADS + head) * dim + d]), values[d] / total, 3 * HALF<T> + 1e-5);
-          worst.take(to_float(alone[head * dim + d]), values[d] / total, 3 * HALF<T> + 1e-5);
+          worst.take(to_float(out[token * stride + head * dim + d]), want[d], 3 * HALF<T> + 1e-5);
+          if (same) worst.take(to_float(alone[head * dim + d]), want[d], 3 * HALF<T> + 1e-5);
         }
       }
     }
 }
 
+std::vector<Case> cases() {
+  static const float sinks[] = {-2, 0.5, 3, 20};
+  // Spans of the first chunk at 5..20, of the second at 599..602, a token before its end.
+  std::vector<int32_t> spans;
+  for (int32_t token = 0; token < 42; token++) {
+    const int32_t at = token < 37 ? token : 603 - 42 + token;
+    const bool first = at >= 5 && at < 20, second = at >= 599 && at < 602;
+    spans.insert(spans.end(), {first ? 5 : second ? 599 : at, first ? 20 : second ? 602 : at + 1});
+  }
+  return {
+      {"causal", {}},
+      {"window of 1", {0, Reach::WINDOW, 1}},
+      {"window of 70, capped, sinks", {0, Reach::WINDOW, 70, 2, sinks}},
+      {"window of 600, sinks", {0, Reach::WINDOW, 600, 0, sinks}},
+      {"chunks of 40, capped", {0, Reach::CHUNK, 40, 0.5}},
+      {"capped, sinks", {0, Reach::CAUSAL, 0, 5, sinks}},
+      {"spans", {}, spans},
+      {"window of 4, spans, sinks", {0, Reach::WINDOW, 4, 0, sinks}, spans},
+  };
+}
+
 template <typename T>
 void check_attention() {
-  for (int64_t dim : {16, 64, 80, 128}) {
-    check_prompts<T>("attention as in decode", dim, prefill_attention<T>, true);
-    if (floats_attend<T>(dim)) check_prompts<T>("attention of prompts", dim, prefill_attention_floats<T>, false);
-  }
+  for (int64_t dim : {16, 64, 80, 128})
+    for (const Case& one : cases()) {
+      const Prompt<T> prompt(one, dim);
+      check_prompts<T>("attention as in decode", prompt, prefill_attention<T>, true);
+      if (floats_attend<T>(dim)) check_prompts<T>("attention of prompts", prompt, prefill_attention_floats<T>, false);
+    }
 }
 
 template <typename T>
 void check_elements() {
   Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
   for (int64_t size : {8, 70, 256}) {
-    const auto x = numbers<T>(3 * size), weight = numbers<T>(size), both = numbers<T>(3 * 2 * size);
+    const auto weight = numbers<float>(size);
+    const auto x = numbers<T>(3 * size), both = numbers<T>(3 * 2 * size);
     std::vector<T> out(3 * size), gated(3 * size);
     rms_norm(x.data(), size, weight.data(), 3, size, 1e-6f, out.data());
     silu_mul(both.data(), 3, size, gated.data());

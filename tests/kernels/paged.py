@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, Rotation, RowBatch
 
 LAYERS, LAYER = 2, 1
 
@@ -69,16 +69,26 @@ def queries(heads: Heads, tokens: int, *, dtype: torch.dtype, device: str = "cpu
 
 def direct(q: Tensor, batch: Paged, chunk_of: list[int], seen: list[int], scale: float) -> Tensor:
     """Token t reads the first seen[t] entries of row chunk_of[t]. -> [T, heads * dim] float64 on the CPU."""
+    return dense(q, batch, chunk_of, [(0, n) for n in seen], Attend(scale))
+
+
+def dense(q: Tensor, batch: Paged, row_of: list[int], ranges: list[tuple[int, int]], attend: Attend) -> Tensor:
+    """Softmax over what each token reads, written out: token t reads entries ranges[t] of row row_of[t]. Reach and size
+    of `attend` are not looked at. -> [T, heads * dim] float64 on the CPU."""
     q, cache, table = q.double().cpu(), batch.cache.cpu(), batch.page_table.cpu().long()
     page_size, kv_heads = cache.shape[3:5]
     grouped = q.unflatten(1, (kv_heads, -1))
+    sinks = None if attend.sinks is None else attend.sinks.double().cpu().view(kv_heads, -1, 1)
     out = torch.zeros(grouped.shape, dtype=torch.float64)
-    for t, (c, n) in enumerate(zip(chunk_of, seen, strict=True)):
-        entry = torch.arange(n)
-        page = table[batch.rows[c].item(), entry // page_size]
+    for t, (row, (first, end)) in enumerate(zip(row_of, ranges, strict=True)):
+        entry = torch.arange(first, end)
+        page = table[batch.rows[row].item(), entry // page_size]
         k, v = cache[page, LAYER, :, entry % page_size].double().unbind(1)
-        scores = torch.einsum("hgd,nhd->hgn", grouped[t], k) * scale
-        out[t] = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v)
+        scores = torch.einsum("hgd,nhd->hgn", grouped[t], k) * attend.scale
+        if attend.softcap:
+            scores = attend.softcap * torch.tanh(scores / attend.softcap)
+        weights = (scores if sinks is None else torch.cat((scores, sinks), -1)).softmax(-1)[..., : end - first]
+        out[t] = torch.einsum("hgn,nhd->hgd", weights, v)
     return out.flatten(1)
 
 
@@ -95,7 +105,7 @@ class Turn(NamedTuple):
 
     qkv: Tensor
     rotation: Rotation
-    tokens: TokenBatch
+    slots: Tensor
 
 
 def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
@@ -107,11 +117,7 @@ def unturned(heads: Heads, batch: Paged, norm: bool) -> Turn:
     qk_norm = torch.randn((heads.query + heads.kv, heads.dim), generator=random) if norm else None
     position = batch.kv_lens - 1
     slots = batch.page_table[batch.rows, position // page_size].long() * page_size + position % page_size
-    longest = int(batch.kv_lens.max())
-    angle = torch.rand((longest, heads.dim // 2), generator=random) * 6
-    table = torch.cat((angle.cos(), angle.sin()), dim=1)
-    # One position past the end, as an inert row may have it.
-    position = torch.where(position == longest - 1, longest + 3, position)
-    qkv, qk_norm = (None if x is None else x.to(cache.dtype).to(device) for x in (qkv, qk_norm))
-    assert qkv is not None
-    return Turn(qkv, Rotation(qk_norm, 1e-6, table.to(device)), TokenBatch(position, slots))
+    angle = torch.rand((len(batch.rows), heads.dim // 2), generator=random) * 6
+    angles = torch.cat((angle.cos(), angle.sin()), dim=1).to(device)
+    qk_norm = None if qk_norm is None else qk_norm.to(device)
+    return Turn(qkv.to(cache.dtype).to(device), Rotation(qk_norm, 1e-6, angles), slots)

@@ -33,7 +33,7 @@ def operands(device: str, dtype: torch.dtype, shape: Shape, biased: bool) -> tup
     bias = random((columns,), dtype, device, 3) if biased else None
     layer = TorchLinear(weight.double(), bias)  # in float64 no device packs it
     layer.weight = weight
-    return x, layer, random((depth,), dtype, device, 4, 0.3) + 1
+    return x, layer, random((depth,), torch.float32, device, 4, 0.3) + 1
 
 
 def normed(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:

@@ -17,7 +17,7 @@ from gapless.kernels.attention import decode_attention
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import LayerProduct
 from gapless.kernels.tiles import FewRowsTiles
-from gapless.kernels.views import Attend, LayerRows, Rotation
+from gapless.kernels.views import Attend, LayerRows
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
@@ -321,7 +321,6 @@ def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementatio
     both = torch.cat((flat, (torch.randn(len(lengths), 4 * 48) * 0.3).to(device, dtype)), dim=1)
     joint = Joint(both[:, : flat.shape[1]], both[:, flat.shape[1] :].view(len(lengths), 4, 48), slots, part.up)
     wide = batch._replace(cache=batch.cache.to(F32, copy=True))
-    rotation = Rotation(*(value.float() if isinstance(value, Tensor) else value for value in turn.rotation))
     want = []
     for adds in (False, True):
         total = flat.to(F32, copy=True)
@@ -330,8 +329,8 @@ def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementatio
             for one, begin, end in zip(sums, (0, *part.ends), part.ends, strict=False):
                 total[row, begin:end] += one @ part.up[slot, :, begin:end].float()
         qkv = total.view(turn.qkv.shape)
-        plain.rope_and_write(qkv, rotation, wide.kv, turn.tokens)
+        plain.rope_and_write(qkv, turn.rotation, wide.kv, turn.slots)
         want.append(decode_attention(qkv[:, : heads.query], wide.kv, wide.batch, Attend(scale)))
     assert (want[0] - want[1]).abs().max() > 0.1, "adapters change what is read"
-    rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table, slots)
+    rows = LayerRows(turn.slots, batch.batch, batch.cache, batch.page_table, slots)
     close(JoinedOps(flat, rows, EPS).attend(joint, turn.rotation, LAYER, Attend(scale)), want[1].double())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from native_kernels import check_threads, load_native, load_plain_variant
 from paged import LAYER, Heads, Paged, chunked, direct, paged, queries
 from torch import Tensor
 
-from gapless.kernels import unpack
-from gapless.kernels.views import Attend, RowBatch
+from gapless.kernels import native, unpack
+from gapless.kernels.views import Attend, Reach, RowBatch
 
 LENGTHS = [1, 5, 16, 17, 64, 65, 130, 700, 1030]
 """Around the page, C++'s block of 64 keys and its split of 512"""
@@ -100,45 +101,87 @@ def check_null_row(op, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want.expand(5, -1))
 
 
-def wild_results(op, grouped: int, dtype: torch.dtype) -> dict[tuple[float, int], tuple[Tensor, Tensor]]:
+class Kind(NamedTuple):
+    """A kind of attention, and spans of a prompt by their borders."""
+
+    attend: Attend
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def table(self, length: int) -> Tensor | None:
+        """See `RowBatch.spans`."""
+        at = torch.arange(length, dtype=torch.int32)
+        found = torch.stack((at, at + 1), 1)
+        for first, end in self.spans:
+            found[first:end] = torch.tensor((first, end))
+        return found if self.spans else None
+
+    def read(self, length: int) -> Tensor:
+        """Whether a query reads an entry, bool [queries, entries]."""
+        (_, reach, size, _, _), at = self.attend, torch.arange(length)
+        first = {Reach.CAUSAL: 0 * at, Reach.WINDOW: at - size + 1, Reach.CHUNK: at // max(size, 1) * size}[reach]
+        end, spans = at + 1, self.table(length)
+        if spans is not None:
+            first, end = first.minimum(spans[:, 0]), end.maximum(spans[:, 1])
+        return (at >= first[:, None]) & (at < end[:, None])
+
+
+def kinds(heads: int) -> list[Kind]:
+    """Reaches that begin inside a block of keys and in another one than they end in; spans longer than they are."""
+    sinks = torch.linspace(-3, 9, heads)
+    return [
+        Kind(Attend(0.125)), Kind(Attend(0.125, Reach.WINDOW, 70, 2.0, sinks)),
+        Kind(Attend(0.125, Reach.CHUNK, 48), ((20, 60), (100, 140))), Kind(Attend(0.125, Reach.WINDOW, 20)),
+        Kind(Attend(0.125, Reach.CHUNK, 48, 0.0, sinks)), Kind(Attend(0.125), ((20, 60), (100, 140))),
+        Kind(Attend(0.125, Reach.WINDOW, 1, 5.0)),
+    ]  # fmt: skip
+
+
+def wild_results(op, grouped: int, dtype: torch.dtype, kind: Kind) -> dict[tuple[float, int], tuple[Tensor, Tensor]]:
     """By the last dim of one value of 151, and its place: the result with it and without, [151, heads, dim].
 
     In two chunks: some queries of the second one read all of the prompt.
     """
     length, found, heads = 151, {}, Heads(grouped, 1, 64)
     made, q = paged(heads, [length], dtype=dtype), queries(heads, length, dtype=dtype)
-    batch = RowBatch(made.rows.repeat(2), torch.tensor([90, length]), torch.tensor([0, 90, length]))
-    clean = op(q, made.kv, batch, Attend(0.125), 90).view(length, grouped, 64)
+    ends = torch.tensor([0, 90, length])
+    batch = RowBatch(made.rows.repeat(2), ends[1:], ends, kind.table(length))
+    clean = op(q, made.kv, batch, kind.attend, 90).view(length, grouped, 64)
     for wild, place in itertools.product((math.nan, math.inf, -math.inf), (0, 30, 61, 64, 89, 90, 128, 149, 150)):
         cache = made.cache.clone()
         cache[made.page_table[made.rows[0], place // 16], LAYER, 1, place % 16, :, -1] = wild
-        found[wild, place] = op(q, made.kv._replace(cache=cache), batch, Attend(0.125), 90).view_as(clean), clean
+        found[wild, place] = op(q, made.kv._replace(cache=cache), batch, kind.attend, 90).view_as(clean), clean
     return found
 
 
-def check_wild(op, grouped: int, dtype: torch.dtype) -> None:
-    for (wild, place), (got, clean) in wild_results(op, grouped, dtype).items():
-        assert not got[place:, :, -1].isfinite().any(), (wild, place)
-        got[place:, :, -1] = clean[place:, :, -1]
-        assert torch.equal(got, clean), (wild, place)
+def check_wild(op, grouped: int, dtype: torch.dtype, chosen: slice = slice(None)) -> None:
+    for kind in kinds(grouped)[chosen]:
+        read = kind.read(151)
+        for (wild, place), (got, clean) in wild_results(op, grouped, dtype, kind).items():
+            readers = read[:, place]
+            assert not got[readers, :, -1].isfinite().any(), (kind, wild, place)
+            got[readers, :, -1] = clean[readers, :, -1]
+            assert torch.equal(got, clean), (kind, wild, place)
 
 
-def check_any_cut(op, heads: Heads, dtype: torch.dtype) -> None:
+def check_any_cut(op, heads: Heads, dtype: torch.dtype, chosen: slice = slice(None)) -> None:
     """A query has the same bits in any chunk and among others."""
     length = 700
     made, q = paged(heads, [length, 40], dtype=dtype), queries(heads, length, dtype=dtype)
+    for kind in kinds(heads.query)[chosen]:
+        attend, spans = kind.attend._replace(scale=heads.dim**-0.5), kind.table(length)
 
-    def chunks(borders):
-        """Attend the prompt cut at these places, all chunks in one call."""
-        ends = torch.tensor(borders)
-        batch = RowBatch(made.rows[:1].repeat(len(borders) - 1), ends[1:], ends - ends[0])
-        return op(q[borders[0] : borders[-1]], made.kv, batch, Attend(heads.dim**-0.5), length)
+        def chunks(borders, attend=attend, spans=spans):
+            """Attend the prompt cut at these places, all chunks in one call."""
+            ends, part = torch.tensor(borders), slice(borders[0], borders[-1])
+            rows = made.rows[:1].repeat(len(borders) - 1)
+            batch = RowBatch(rows, ends[1:], ends - ends[0], None if spans is None else spans[part].contiguous())
+            return op(q[part], made.kv, batch, attend, length)
 
-    whole = chunks([0, length])
-    for cuts in ([1], [15, 16, 17], [31, 64, 65, 127, 200], [500, 699]):
-        borders = [0, *cuts, length]
-        assert torch.equal(chunks(borders), whole), cuts
-        assert torch.equal(torch.cat([chunks(list(pair)) for pair in itertools.pairwise(borders)]), whole), cuts
+        whole = chunks([0, length])
+        for cuts in ([1], [15, 16, 17], [60, 64, 65, 90, 200], [500, 699]):
+            borders = [0, *cuts, length]
+            assert torch.equal(chunks(borders), whole), (kind, cuts)
+            assert torch.equal(torch.cat([chunks(list(pair)) for pair in itertools.pairwise(borders)]), whole), cuts
 
 
 def test_a_null_row_reads_its_one_entry_in_cpp():
@@ -159,19 +202,22 @@ def test_a_nan_that_is_read_is_not_hidden_in_cpp():
 @pytest.mark.parametrize("grouped", [1, 3, 4])
 def test_a_value_that_is_no_number_stays_with_its_readers_in_cpp(grouped, dtype):
     check_wild(load_native().prefill_attention, grouped, dtype)
+    check_wild(native.invariant(load_native()).prefill_attention, grouped, dtype)
 
 
 def test_threads_give_the_same_bits_in_cpp():
     kernels, heads = load_native(), Heads(4, 2, 128)
     made = paged(heads, LENGTHS, dtype=BF16)
-    check_threads(
-        lambda q: kernels.decode_attention(q, made.kv, made.batch, Attend(0.1)), queries(heads, 9, dtype=BF16)
-    )
     prompts = made.batch._replace(starts=torch.tensor([0, *CHUNKS]).cumsum(0))
-    check_threads(
-        lambda q: kernels.prefill_attention(q, made.kv, prompts, Attend(0.1), max(CHUNKS)),
-        queries(heads, sum(CHUNKS), dtype=BF16),
-    )
+    for kind in kinds(4)[:2]:
+        check_threads(
+            lambda q, kind=kind: kernels.decode_attention(q, made.kv, made.batch, kind.attend),
+            queries(heads, 9, dtype=BF16),
+        )
+        check_threads(
+            lambda q, kind=kind: kernels.prefill_attention(q, made.kv, prompts, kind.attend, max(CHUNKS)),
+            queries(heads, sum(CHUNKS), dtype=BF16),
+        )
 
 
 @pytest.mark.parametrize("heads", [Heads(7, 1, 80), Heads(1, 1, 64), Heads(4, 2, 128), Heads(3, 1, 20)])

@@ -193,7 +193,7 @@ def test_decode_rotates_and_writes_first(implementation, heads, norm, lengths, m
     batch = paged(heads, lengths, dtype=F32)
     turn, scale = unturned(heads, batch, norm), heads.dim**-0.5
     wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
-    unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
+    unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.slots)
     got = kernels.decode_attention(
         turn.qkv[:, : heads.query], batch.cache, LAYER, *batch[1:], scale, tiles=SMALL, splits=3, least=16,
         many=many, unturned=kernels.Unturned(*turn[1:]),
@@ -216,12 +216,12 @@ def test_decode_of_few_rows_equals_the_twin(implementation, heads, lengths):
     for fused in (True, False):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)
-        rows = LayerRows(turn.tokens, batch.batch, batch.cache, batch.page_table)
+        rows = LayerRows(turn.slots, batch.batch, batch.cache, batch.page_table)
         if fused:
             ops = few_rows.FewRowsOps(turn.qkv, rows, 0.0)
             out = ops.attend(turn.qkv.flatten(1), turn.rotation, LAYER, attend)
         else:
-            plain.rope_and_write(turn.qkv, turn.rotation, batch.kv, turn.tokens)
+            plain.rope_and_write(turn.qkv, turn.rotation, batch.kv, turn.slots)
             out = attention.decode_attention(turn.qkv[:, : heads.query], batch.kv, batch.batch, attend)
         found.append((out, batch.cache))
     for got, want in zip(*found, strict=True):
@@ -246,7 +246,7 @@ def test_decode_that_rotates_and_writes_first_equals_two_launches(implementation
         batch = paged(heads, lengths, dtype=dtype, device="cuda")
         turn, scale = unturned(heads, batch, heads.dim == 128), heads.dim**-0.5
         wanted, qkv = batch._replace(cache=batch.cache.clone()), turn.qkv.clone()
-        unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.tokens)
+        unpack.rope_and_write(rope_triton.rope_and_write)(qkv, turn.rotation, wanted.kv, turn.slots)
         want = kernels.decode_attention(qkv[:, : heads.query], wanted.cache, LAYER, *batch[1:], scale, early=False)
         found = []
         for early in (False, EARLY, EARLY):

@@ -22,6 +22,7 @@ from gapless.kernels import (
     mixed_triton,
     norm_triton,
     pages_triton,
+    rope_triton,
     sampling_triton,
     score_triton,
     suffixes_triton,
@@ -32,13 +33,12 @@ from gapless.kernels.adjust_triton import ADJUST_BLOCK, adjust_kernel
 from gapless.kernels.begin_triton import begin_decode_kernel
 from gapless.kernels.finish_triton import finish_kernel, stops_at_once
 from gapless.kernels.layout import line_words, score_words
-from gapless.kernels.rope_triton import rope_and_write_kernel
 
 VOCAB, HISTORY, SPLITS = 151_936, 40_960, 75
 GPUS = (90, 80, 100)
-HALF = ("x", "y", "norm", "weight", "delta", "gate_up", "qkv", "qk_norm", "cache", "lines", "changed", "down", "up")
+HALF = ("x", "y", "delta", "gate_up", "qkv", "cache", "lines", "changed", "down", "up")
 LONG = ("slots", "positions", "by_row", "by_token", "adapters")
-REAL = ("inner", "parts", "table", "values", "noisy", "sums", "adjusted")
+REAL = ("weight", "qk_norm", "angles", "norm", "inner", "parts", "table", "values", "noisy", "sums", "adjusted")
 NUMBERS = (
     "count", "batch", "writes", "admissions", "decode", "splits", "samples", "slot_words", "mail_words", "factor",
     "least", "src_stride", "dst_stride", "used", "first", "second", "last", "M", "layer", "top_k", "level", "shift",
@@ -88,7 +88,7 @@ NO_ADAPTERS = {"RANK": 0, "INNER_ROW": 0, "INNER_SLOT": 0, "inner": None, "adapt
 ADD_NORM = {"WIDTH": 8192, "ROW": 8192, "BLOCK": 8192}
 SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512}
 ROPE = {
-    "ROW": 4096, "MAX_LEN": HISTORY, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
+    "ROW": 4096, "ANGLES_ROW": 128, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
     "HEADS": 4, "BLOCK": 64,
 }  # fmt: skip
 
@@ -100,11 +100,13 @@ def eight_at_a_time(ptx: str) -> bool:
 def elementwise() -> Iterator[tuple[str, Build]]:
     free, out = ("layer",), {"out": "*bf16"}
     rms = {"WIDTH": 1024, "EARLY": False, "BLOCK": 1024}
+    sizes = {"WIDTH": 128, "MAX_LEN": HISTORY, "BLOCK": 128}
+    yield "angles", Build(rope_triton.angles_kernel, sizes, 1, {"out": "*fp32"}, registers=64, look=eight_at_a_time)
     yield "rms_norm", Build(norm_triton.rms_norm_kernel, rms, 4, out, registers=64, look=eight_at_a_time)
     kinds = {
         "add_rms_norm": (norm_triton.add_rms_norm_kernel, ADD_NORM, 16, 16),
         "silu_mul": (silu_mul_kernel, SILU, 2, 4),
-        "rope_and_write": (rope_and_write_kernel, ROPE, 1, 2),
+        "rope_and_write": (rope_triton.rope_and_write_kernel, ROPE, 1, 2),
     }
     for name, (kernel, sizes, warps, more) in kinds.items():
         alone = sizes | NO_ADAPTERS

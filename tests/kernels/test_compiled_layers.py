@@ -35,8 +35,8 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
 
-FEW_TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out", "table"), "*bf16") | {
-    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
+FEW_TYPES = dict.fromkeys(("x", "weight", "bias", "out", "table"), "*bf16") | {
+    "norm": "*fp32", "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
 }  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def test_one_invariant_kernel_serves_every_batch(monkeypatch):
 KV_HEADS, PAGE = 8, 16
 FREE = (
     "layer", "batch", "wanted", "at_once", "least", "most", "whole", "tokens", "chunks", "rows", "starts", "lens",
-    "positions", "slots",
+    "slots",
 )  # fmt: skip
 """What a launch does not specialise."""
 
@@ -262,16 +262,15 @@ class Attention(NamedTuple):
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
-            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096,
+            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
         known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
-        known |= {"positions": "*i64", "slots": "*i64", "angles": "*fp32", "eps": "fp32"}
-        known |= dict.fromkeys(("q", "cache", "out", "qk_norm"), f"*{self.dtype}") | dict.fromkeys(
-            ("partial", "logs"), "*fp32"
-        )
+        known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32"}
+        known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
+        known |= dict.fromkeys(("partial", "logs"), "*fp32")
         return known.get(name, "i32")
 
 

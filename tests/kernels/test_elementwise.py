@@ -11,7 +11,7 @@ from native_kernels import load_native
 from products import gated, normed, random
 from torch import Tensor
 
-from gapless.kernels.views import KV, Rotation, TokenBatch
+from gapless.kernels.views import KV, Rotation
 
 # Half a unit in the last place, with room for float32 sums.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -30,9 +30,11 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_rms_norms_equal_float64(implementation, rows, width):
     for dtype in implementation.dtypes:
         x, weight, delta = (
-            random(shape, dtype, implementation.device, seed, spread)
-            for seed, shape, spread in ((1, (rows, width), 3.0), (2, (width,), 1.0), (3, (rows, width), 1.0))
-        )
+            random(shape, kind, implementation.device, seed, spread)
+            for seed, shape, kind, spread in (
+                (1, (rows, width), dtype, 3.0), (2, (width,), F32, 1.0), (3, (rows, width), dtype, 1.0)
+            )
+        )  # fmt: skip
         before, total = delta.clone(), (x.double() + delta.double()).to(dtype)
         sum_ = x.clone()
         out = implementation.kernels.add_rms_norm(sum_, delta, weight, 1e-5)
@@ -64,7 +66,6 @@ class RopeShape(NamedTuple):
     norm: bool
     layers: int = 3
     pages: int = 7
-    max_len: int = 50
 
 
 @runs(
@@ -85,23 +86,21 @@ class RopeShape(NamedTuple):
 )
 def test_rotation_and_cache_writes_equal_float64(implementation, shape):
     """Every layer of a cache in turn: only the slots of this layer change, and they hold the rotated keys."""
-    tokens, heads, kv_heads, width, page_size, norm, layers, pages, max_len = shape
+    tokens, heads, kv_heads, width, page_size, norm, layers, pages = shape
     device, turned = implementation.device, heads + kv_heads
-    for dtype in implementation.dtypes if implementation.name != "torch" else (F32,):  # torch rounds cosines
+    for dtype in implementation.dtypes:
         generator = torch.Generator().manual_seed(5)
-        table = random((max_len, width), torch.float32, device, 6)
-        qk_norm = random((turned, width), dtype, device, 7) if norm else None
-        positions = torch.randint(max_len, (tokens,), generator=generator)
-        positions[0] = max_len + 3  # an inert row past the end
-        slots = distinct_slots(tokens, pages, page_size, generator)
-        batch = TokenBatch(positions.to(device), slots.to(device))
+        angles = random((tokens, 2 * width), F32, device, 6)[:, width:]  # rows that are apart
+        angles = angles if norm else angles[:1].expand(tokens, width)  # or all the same
+        qk_norm = random((turned, width), F32, device, 7) if norm else None
+        slots = distinct_slots(tokens, pages, page_size, generator).to(device)
         cache = random((pages, layers, 2, page_size, kv_heads, width), dtype, device, 8)
         for layer in range(layers):
             qkv = random((tokens, turned + kv_heads, width), dtype, device, 9 + layer)
-            q_k, v = rotated(qkv[:, :turned], qk_norm, batch.positions, table), qkv[:, turned:].clone()
+            q_k, v = rotated(qkv[:, :turned], qk_norm, angles), qkv[:, turned:].clone()
             expected = cache.clone()
             before, kv = cache.clone(), KV(cache, layer, torch.empty(0, dtype=torch.int32, device=device))
-            implementation.kernels.rope_and_write(qkv, Rotation(qk_norm, 1e-6, table), kv, batch)
+            implementation.kernels.rope_and_write(qkv, Rotation(qk_norm, 1e-6, angles), kv, slots)
             close(qkv[:, :turned], q_k)
             assert torch.equal(qkv[:, turned:], v), "values stay as they are"
             for token, slot in enumerate(slots.tolist()):
@@ -114,6 +113,15 @@ def test_rotation_and_cache_writes_equal_float64(implementation, shape):
             )
 
 
+@runs("tokens, width", [(1, 2), (70, 80)], cuda=[(300, 128)])
+def test_angles_are_the_rows_of_a_table(implementation, tokens, width):
+    table = random((50, width), F32, implementation.device, 6)
+    positions = torch.randint(50, (tokens,), generator=torch.Generator().manual_seed(1)).to(implementation.device)
+    positions[0] = 53  # an inert row past the end
+    found = implementation.kernels.angles(positions, table)
+    assert torch.equal(found, table[positions.clamp(max=49)])
+
+
 def distinct_slots(tokens: int, pages: int, page_size: int, generator: torch.Generator) -> Tensor:
     """The last entry of a page, the first of the next, twice slot 0, and others that differ from them."""
     border = 2 * page_size
@@ -122,9 +130,9 @@ def distinct_slots(tokens: int, pages: int, page_size: int, generator: torch.Gen
     return torch.tensor([border - 1, border, 0, 0, *(others[i] for i in order)][:tokens])
 
 
-def rotated(x: Tensor, qk_norm: Tensor | None, positions: Tensor, table: Tensor) -> Tensor:
+def rotated(x: Tensor, qk_norm: Tensor | None, angles: Tensor) -> Tensor:
     x = x.double() if qk_norm is None else normed(x, qk_norm, 1e-6)
-    cos, sin = table[positions.clamp(max=table.shape[0] - 1)].double()[:, None].chunk(2, dim=-1)
+    cos, sin = angles.double()[:, None].chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 

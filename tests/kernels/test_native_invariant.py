@@ -12,7 +12,7 @@ from kernels.paged import Heads, paged, queries
 from gapless.kernels.choose import choose
 from gapless.kernels.matrix import dense
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
-from gapless.kernels.views import Attend, RowBatch
+from gapless.kernels.views import Attend, Reach, RowBatch
 
 
 @pytest.fixture(autouse=True)
@@ -53,16 +53,19 @@ def check_any_chunk(kernels, heads, dtype):
     length, dim = 1030, heads.dim
     case, q = paged(heads, [40, length], dtype=dtype), queries(heads, length, dtype=dtype)
     row = case.rows[1:]
+    sinks = torch.linspace(-2, 7, heads.query)
+    for kind in (Attend(1.0), Attend(1.0, Reach.WINDOW, 530, 3.0, sinks), Attend(1.0, Reach.CHUNK, 100, 0.0, sinks)):
+        attend = kind._replace(scale=dim**-0.5)
 
-    def prefill(low, high):
-        batch = RowBatch(row, torch.tensor([high]), torch.tensor([0, high - low]))
-        return kernels.prefill_attention(q[low:high], case.kv, batch, Attend(dim**-0.5), high - low)
+        def prefill(low, high, attend=attend):
+            batch = RowBatch(row, torch.tensor([high]), torch.tensor([0, high - low]))
+            return kernels.prefill_attention(q[low:high], case.kv, batch, attend, high - low)
 
-    whole = prefill(0, length)
-    for cuts in ([500, 512, 515], [1, 530, 1023, 1025], [1029]):
-        borders = [0, *cuts, length]
-        parts = [prefill(low, high) for low, high in itertools.pairwise(borders)]
-        assert torch.equal(torch.cat(parts), whole), cuts
-    some = [0, 5, 63, 64, 65, 511, 512, 513, 700, 1023, 1024, 1029]
-    batch = RowBatch(row.repeat(len(some)), torch.tensor(some) + 1)
-    assert torch.equal(kernels.decode_attention(q[some], case.kv, batch, Attend(dim**-0.5)), whole[some])
+        whole = prefill(0, length)
+        for cuts in ([500, 512, 515], [1, 530, 1023, 1025], [1029]):
+            borders = [0, *cuts, length]
+            parts = [prefill(low, high) for low, high in itertools.pairwise(borders)]
+            assert torch.equal(torch.cat(parts), whole), (kind, cuts)
+        some = [0, 5, 63, 64, 65, 511, 512, 513, 528, 529, 530, 531, 700, 1023, 1024, 1029]
+        batch = RowBatch(row.repeat(len(some)), torch.tensor(some) + 1)
+        assert torch.equal(kernels.decode_attention(q[some], case.kv, batch, attend), whole[some]), kind

@@ -33,8 +33,8 @@ KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T)
 KV |= Attend(1.0)._asdict()
 CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "spans": None, "max_query": 5}
 ROPE = CACHE | {
-    "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "positions": longs(T),
-    "table": torch.ones(9, D), "slots": longs(T),
+    "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "angles": torch.ones(T, D),
+    "slots": longs(T),
 }  # fmt: skip
 NO_CACHE = [
     {"cache": cache(dim=8)}, {"cache": cache(dim=32)}, {"cache": cache(kv_heads=3)}, {"cache": cache(dtype=torch.half)},
@@ -43,6 +43,10 @@ NO_CACHE = [
 NO_KV = [
     *NO_CACHE, {"page_table": ints(ROWS, 3)[0]}, {"kv_lens": longs(T) + 3 * PAGE + 1}, {"kv_lens": longs(T - 1)},
     {"rows": longs(T) + ROWS}, {"rows": longs(T) - 1}, {"page_table": ints(ROWS, 0)},
+]  # fmt: skip
+NO_KIND = [
+    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"sinks": torch.ones(Q - 1)},
+    {"sinks": torch.ones(Q).double()},
 ]  # fmt: skip
 NO_TABLES = [{name: table} for tables in (SHORT, NARROW) for name, table in tables.items()]
 DECODED = {"words": ints(60), "count": 4, "places": 1, "writes": 2, "page_size": PAGE, "pages": ints(ROWS, 3)}
@@ -66,13 +70,19 @@ PAIRS = torch.ones(T, D)
 CASES = [
     ("rope_and_write", ROPE, [
         *NO_CACHE, {"qkv": torch.ones(T, Q + 2 * K, 8)}, {"qkv": torch.ones(T, 2 * K, D)},
-        {"qk_norm": torch.ones(Q, D)}, {"table": torch.ones(9, 8)}, {"slots": longs(T - 1)}, {"positions": longs(1)},
+        {"qk_norm": torch.ones(Q, D)}, {"angles": torch.ones(T, 8)}, {"slots": longs(T - 1)},
+        {"angles": torch.ones(1, D)}, {"angles": torch.ones(T, D).half()}, {"qk_norm": torch.ones(Q + K, D).half()},
+    ]),
+    ("angles", {"positions": longs(T), "table": torch.ones(9, D)}, [
+        {"table": torch.ones(0, D)}, {"table": torch.ones(D)}, {"table": torch.ones(9, D).half()},
+        {"positions": longs(1, T)},
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
-        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)},
+        *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)}, *NO_KIND,
     ]),
     *[(f"{kind}prefill_attention", CHUNKS, [
         *NO_KV, {"q": torch.ones(9, Q, 32)}, {"q": torch.ones(8, Q, D)}, {"starts": torch.tensor([0, 4, 9])},
+        {"spans": ints(8, 2)}, {"spans": ints(9, 3)}, *NO_KIND,
     ]) for kind in ("", "invariant_")],
     ("rms_norm", {"x": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [{"weight": torch.ones(8)}, {"x": torch.ones(D)}]),
     ("add_rms_norm", {"x": torch.ones(T, D), "delta": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [

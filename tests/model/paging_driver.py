@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.config import EngineConfig
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape, StepInputs
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 VOCAB = 97
 
 
-def load(directory: Path, device: torch.device = CPU, **options: object) -> DenseModel:
+def load(directory: Path, device: torch.device = CPU, **options: object) -> Decoder:
     return load_model(EngineConfig(model=str(directory), **options), device)
 
 
@@ -46,7 +46,7 @@ class Driver:
     """Runs steps over a cache full of NaN, the null page too, with pages in random order and stale table entries."""
 
     def __init__(
-        self, model: DenseModel, pages: int = 160, page_size: int = 16, seed: int = 0, device: torch.device = CPU
+        self, model: Decoder, pages: int = 160, page_size: int = 16, seed: int = 0, device: torch.device = CPU
     ) -> None:
         self.model, self.page_size, self.device = model, page_size, device
         self.cache = model.new_cache(pages, page_size, device)
@@ -65,7 +65,7 @@ class Driver:
         with torch.no_grad():
             hidden = self.model.forward(inputs, self.model.plan(shape), self.cache)
             logits = self.model.logits(hidden).cpu().float()
-        assert hidden.shape == (shape.tokens, self.model.config.hidden_size)
+        assert hidden.shape == (shape.tokens, self.model.spec.hidden_size)
         assert logits.dtype == torch.float32
         parts = logits.split([1] * shape.decode + [count for _, count in shape.chunks])
         return [*parts[: len(decode)], *parts[shape.decode :]]

@@ -10,6 +10,7 @@ import torch
 from adapter_files import additions, random_weights, write_adapter
 from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, prompt, relative_error
+from specs import resized
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
@@ -264,7 +265,9 @@ def test_batch_invariance_with_adapters_is_refused():
 def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them(monkeypatch):
     monkeypatch.setattr(adapters, "MOST_BELOW", 100)
     demo = read_model_config(resolve_model_dir("demo"))
-    config = replace(demo, qkv_bias=True, mlp_bias=True, output_bias=True)
+    biased = resized(demo, bias=True, output_bias=True)
+    layer = replace(biased.spec.layer, mlp=replace(biased.spec.layer.mlp, bias=True))
+    config = replace(biased, spec=replace(biased.spec, layers=(layer,) * len(biased.spec.layers)))
     lines = lines_below(config, 3, 8)
     params, same = (allocate(config, torch.float32, CPU, below) for below in (lines, 0))
     fill_dummy(params, 0)
@@ -282,8 +285,8 @@ def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them
 
 def test_tables_go_below_matrices_while_they_are_small_beside_them():
     small = read_model_config(resolve_model_dir("demo"))
-    usual = replace(small, hidden_size=1024, intermediate_size=3072, heads=16, kv_heads=8, head_dim=128)
+    usual = resized(small, hidden=1024, width=3072, heads=16, kv_heads=8, head_dim=128)
     assert lines_below(usual, 8, 16) == 144, "eight adapters over 0.6B"
-    large = replace(small, hidden_size=4096, intermediate_size=12288, heads=32, kv_heads=8, head_dim=128)
+    large = resized(small, hidden=4096, width=12288, heads=32, kv_heads=8, head_dim=128)
     assert [lines_below(large, *sizes) for sizes in ((4, 16), (8, 9), (4, 64), (1000, 16))] == [80, 144, 320, 0]
     assert lines_below(small, 4, 16) == 0

@@ -23,6 +23,7 @@ from gapless.model.config import model_length, read_model_config
 from gapless.model.drafting.eagle import HeadConfig
 from gapless.model.fields import UNUSED
 from gapless.model.rope import frequencies_of
+from gapless.model.spec import QKNorm
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -82,7 +83,8 @@ def test_a_mimo_config_is_read_without_its_code_and_a_warning(tmp_path):
     changes = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes | {"auto_map": code}))
     config = read_model_config(tmp_path)
-    assert (config.qkv_bias, config.output_bias, config.qk_norm) == (True, False, False)
+    attention = config.spec.layer.attention
+    assert (attention.bias, attention.output_bias, attention.qk_norm) == (True, False, QKNorm.NONE)
     assert warnings(tmp_path) == {}
 
 
@@ -192,7 +194,9 @@ def test_two_spellings_of_a_rope_give_what_transformers_gives(tmp_path, changes,
     write(tmp_path, **LLAMA, **changes)
     config = read_model_config(tmp_path)
     theirs = LlamaRotaryEmbedding(transformers.AutoConfig.from_pretrained(tmp_path))
-    frequencies, scale = frequencies_of(config, config.max_position_embeddings)
+    frequencies, scale = frequencies_of(
+        config.spec.ropes[0], config.spec.layer.attention.head_dim, *[config.max_position_embeddings] * 2
+    )
     torch.testing.assert_close(frequencies, theirs.inv_freq, rtol=1e-6, atol=0)
     assert scale == pytest.approx(theirs.attention_scaling)
     assert {name for _, name in warnings(tmp_path)} == unused

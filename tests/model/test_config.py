@@ -10,6 +10,7 @@ import pytest
 
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.model.config import read_model_config, resolve_model_dir
+from gapless.model.spec import QKNorm
 
 PLAIN = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -39,11 +40,17 @@ def write(directory, generation=None, **changes):
 
 def test_a_plain_config_is_read_whole(tmp_path):
     config = read_model_config(write(tmp_path))
-    assert (config.vocab_size, config.layers, config.heads, config.kv_heads, config.head_dim) == (100, 3, 4, 2, 8)
-    assert (config.dtype, config.tied, config.norm_eps, config.rope.theta) == ("bfloat16", True, 1e-5, 1e6)
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == (True, False, False, False)
+    spec, at = config.spec, config.spec.layer.attention
+    assert (spec.vocab_size, len(spec.layers), at.heads, at.kv_heads, at.head_dim) == (100, 3, 4, 2, 8)
+    assert (config.dtype, spec.tied, spec.norm.eps, spec.ropes[0].theta) == ("bfloat16", True, 1e-5, 1e6)
+    assert flags_of(config) == (True, False, False, False)
     assert config.eos_token_ids == (7,)
     assert config.default_sampling == {}
+
+
+def flags_of(config):
+    layer = config.spec.layer
+    return layer.attention.bias, layer.attention.output_bias, layer.mlp.bias, layer.attention.qk_norm is QKNorm.HEAD
 
 
 @pytest.mark.parametrize(
@@ -57,12 +64,13 @@ def test_a_plain_config_is_read_whole(tmp_path):
 def test_families_differ_by_flags(tmp_path, architecture, flags):
     changes = {"attention_bias": True, "mlp_bias": True, "head_dim": 8}
     config = read_model_config(write(tmp_path, architectures=[architecture], **changes))
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm) == flags
+    assert flags_of(config) == flags
 
 
 def test_a_missing_head_dim_has_its_family_default(tmp_path):
-    assert read_model_config(write(tmp_path, architectures=["LlamaForCausalLM"])).head_dim == 8
-    assert read_model_config(write(tmp_path, architectures=["Qwen3ForCausalLM"])).head_dim == 128
+    for architecture, size in (("LlamaForCausalLM", 8), ("Qwen3ForCausalLM", 128)):
+        config = read_model_config(write(tmp_path, architectures=[architecture]))
+        assert config.spec.layer.attention.head_dim == size
 
 
 BAD_FIELDS = (
@@ -81,7 +89,7 @@ BAD_FIELDS = (
     ("head_dim", 7, "must be even"),
     ("rms_norm_eps", 0, "above 0"),
     ("rms_norm_eps", float("nan"), "must be a number"),
-    ("hidden_act", "gelu", "silu"),
+    ("hidden_act", "snake", "silu"),
     ("tie_word_embeddings", 1, "true or false"),
     ("torch_dtype", "float8_e4m3fn", "bfloat16"),
     ("dtype", 16, "must be a string"),
@@ -133,10 +141,10 @@ def test_sliding_window_only_matters_in_use(tmp_path):
     off = {"sliding_window": 128, "use_sliding_window": False}
     beyond = {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 3}
     used = {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2}
-    read_model_config(write(tmp_path, **off))
-    read_model_config(write(tmp_path, **beyond))
-    with pytest.raises(CheckpointError, match="use_sliding_window"):
-        read_model_config(write(tmp_path, **used))
+    kinds = {**used, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    for changes, sizes in ((off, [0, 0, 0]), (beyond, [0, 0, 0]), (used, [0, 0, 128]), (kinds, [128, 0, 128])):
+        config = read_model_config(write(tmp_path, **changes))
+        assert [layer.attention.size for layer in config.spec.layers] == sizes
 
 
 @pytest.mark.parametrize(

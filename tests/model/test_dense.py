@@ -239,4 +239,4 @@ def test_page_bytes_are_the_caches(ours):
 
 
 def test_no_rows_to_sample_is_fine(ours):
-    assert ours.logits(torch.empty(0, ours.config.hidden_size)).shape == (0, ours.vocab_size)
+    assert ours.logits(torch.empty(0, ours.spec.hidden_size)).shape == (0, ours.vocab_size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from model_harness import SIZES, reference, reference_logits
-from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
+from paging_driver import Driver, Sequence, load, prompt, relative_error
 
-from gapless.kernels.plain import cos_sin
-from gapless.model.config import ModelConfig, RopeConfig
+from gapless.kernels.plain import angles, cos_sin
 from gapless.model.rope import rope_table
+from gapless.model.spec import RopeConfig
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
@@ -31,7 +31,7 @@ def test_tables_of_scaled_ropes_equal_transformers(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(SIZES["max_position_embeddings"])
     cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None])
-    ours_cos, ours_sin = cos_sin(positions, load(tmp_path).rope, torch.float32)
+    ours_cos, ours_sin = cos_sin(angles(positions, load(tmp_path).ropes[0]))
     signs = torch.cat((-torch.ones(32), torch.ones(32)))
     torch.testing.assert_close(ours_cos[:, 0], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(ours_sin[:, 0] * signs, sin[0], rtol=0, atol=1e-6)
@@ -56,26 +56,8 @@ def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
 
 def test_positions_past_the_end_are_harmless():
     """Inert rows carry any position."""
-    table = rope_table(_config(8), 16, CPU)
-    cos, _ = cos_sin(torch.tensor([3, 15, 16, 10**9]), table, torch.float32)
+    table = rope_table(RopeConfig(), 8, 16, 16)
+    cos, _ = cos_sin(angles(torch.tensor([3, 15, 16, 10**9]), table))
     assert torch.equal(cos[1], cos[2])
     assert torch.equal(cos[1], cos[3])
     assert not torch.equal(cos[0], cos[1])
-
-
-def _config(head_dim: int) -> ModelConfig:
-    return ModelConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=9,
-        hidden_size=8,
-        intermediate_size=8,
-        layers=1,
-        heads=1,
-        kv_heads=1,
-        head_dim=head_dim,
-        norm_eps=1e-6,
-        rope=RopeConfig(),
-        max_position_embeddings=16,
-        dtype="float32",
-        tied=True,
-    )

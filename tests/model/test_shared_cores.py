@@ -14,7 +14,7 @@ from torch_internals import schema_of
 from gapless import LLM, SamplingParams
 from gapless.demo import weights_dir
 from gapless.kernels import native
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.step.program import StepProgram
 
 GRAIN = 32_768
@@ -51,7 +51,7 @@ def test_a_step_with_prompts_and_decoding_rows_shares_no_work_among_torchs_threa
     if native.load() is None:
         pytest.skip("no C++ kernels here: products are torch's own")
     found, mixed = set(), []
-    forward, program = DenseModel.forward, StepProgram.forward
+    forward, program = Decoder.forward, StepProgram.forward
 
     def watched(self, key, at):
         with nullcontext() if key.packet.prompts else SharedWork(found):  # scoring a prompt is torch's own arithmetic
@@ -62,7 +62,7 @@ def test_a_step_with_prompts_and_decoding_rows_shares_no_work_among_torchs_threa
         return forward(self, inputs, plan, cache)
 
     monkeypatch.setattr(StepProgram, "forward", watched)
-    monkeypatch.setattr(DenseModel, "forward", noted)
+    monkeypatch.setattr(Decoder, "forward", noted)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with LLM(
         str(tmp_path), load_format="dummy", device="cpu", threads=2, enforce_eager=True, tokenizer=str(weights_dir()),

@@ -190,7 +190,7 @@ def test_a_head_that_is_not_the_embedding_is_used_as_transformers_does(tmp_path,
         (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
     own = kept in ("other head", "one row", "in shards")
     model = load(tmp_path)
-    assert model.config.tied is not own
+    assert model.config.spec.tied is not own
     assert ("'lm_head.weight' is not the embedding" in caplog.text) is own
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     tokens = prompt(12)
@@ -264,5 +264,5 @@ def test_dummy_weights_follow_the_seed_and_need_no_files(single):
     assert len(torch.unique(first, dim=0)) == len(first)
     assert torch.equal(torch.random.get_rng_state(), before), "the process's own random numbers go on"
     model = load(single, load_format="dummy")
-    assert torch.equal(model.blocks[-1].next_norm, torch.ones(32))
-    assert all(torch.equal(block.input_norm, torch.ones(32)) for block in model.blocks)
+    assert torch.equal(model.last_norm.weight, torch.ones(32))
+    assert all(torch.equal(block.first_norm, torch.ones(32)) for block in model.blocks)

@@ -46,6 +46,7 @@ def kernels() -> Kernels:
         {DENSE.name: NativeLinear},
         ops.rms_norm.default,
         ops.add_rms_norm.default,
+        ops.angles.default,
         unpack.rope_and_write(ops.rope_and_write.default),
         ops.silu_mul.default,
         unpack.decode_attention(ops.decode_attention.default),

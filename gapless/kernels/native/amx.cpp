@@ -59,8 +59,9 @@ bool attends() {
   const Queries<bf16> q{queries.data(), HEADS * DIM, HEADS};
   const Paged<bf16> kv{cache.data(), 1, PAGE, KV_HEADS, DIM, 0, pages, KEYS / PAGE};
   std::vector<bf16> want(queries.size()), got(queries.size());
-  prefill_attention(q, 1, kv, &row, starts, &length, SCALE, want.data());
-  prefill_attention_amx(q, 1, kv, &row, starts, &length, SCALE, got.data());
+  const Batch batch{1, &row, &length, starts};
+  prefill_attention(q, batch, kv, {SCALE}, want.data());
+  prefill_attention_amx(q, batch, kv, {SCALE}, got.data());
   return same_bits(want, got);
 }
 

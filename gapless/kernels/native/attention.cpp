@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "parallel.h"
@@ -51,36 +51,51 @@ struct State {
   float* values;
 };
 
-// Keys of all heads, the last one repeated to a multiple of 16; and keys after them, to be asked for meanwhile.
+// Keys of all heads; before the first that may be read it is repeated, after the last one that, to a multiple of 16. And
+// keys after them, to be asked for meanwhile.
 template <typename T>
 struct Block {
   const T* keys[BLOCK];
   const T* const* next;
   int count;
+
+  // Repeats the ends of `limits` in place of the keys outside.
+  void close(const Range& limits) {
+    std::fill(keys, keys + limits.low, keys[limits.low]);
+    std::fill(keys + limits.high, keys + BLOCK, keys[limits.high - 1]);
+  }
 };
 
+// The part of `range` in the block at `start`; empty without one.
+Range within(const Range& range, int64_t start) {
+  const int64_t high = std::clamp<int64_t>(range.high - start, 0, BLOCK);
+  return {std::clamp<int64_t>(range.low - start, 0, high), high};
+}
+
 template <typename T>
-void find_block(const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t end, Block<T>& block) {
-  block.count = int(std::clamp<int64_t>(end - start, 0, BLOCK));
-  for (int i = 0; i < block.count;) {
+void find_block(const Paged<T>& kv, const int32_t* pages, int64_t start, const Range& range, Block<T>& block) {
+  const Range limits = within(range, start);
+  block.count = int(limits.high);
+  for (int i = int(limits.low); i < block.count;) {
     const T* key = kv.key(pages, start + i, 0);
     int run = int(std::min<int64_t>(block.count - i, kv.page_size - (start + i) % kv.page_size));
     for (int j = 0; j < run; j++, key += kv.kv_heads * kv.dim) block.keys[i + j] = key;
     i += run;
   }
-  if (block.count) std::fill(block.keys + block.count, block.keys + BLOCK, block.keys[block.count - 1]);
+  if (block.count) block.close(limits);
 }
 
-// Calls body(block, start of its keys) for all blocks of start..end. Keys `after` them, BLOCK or none, are asked for in
-// the last one.
+// Calls body(block, start of its keys) for all blocks with keys of the range. Keys `after` them, BLOCK or none, are
+// asked for in the last one.
 template <typename T, typename Body>
 void each_block(
-    const Paged<T>& kv, const int32_t* pages, int64_t start, int64_t end, const T* const* after, const Body& body) {
+    const Paged<T>& kv, const int32_t* pages, const Range& range, const T* const* after, const Body& body) {
   Block<T> blocks[2];
-  find_block(kv, pages, start, end, blocks[0]);
-  for (int turn = 0; start < end; start += BLOCK, turn ^= 1) {
+  int64_t start = range.low / BLOCK * BLOCK;
+  find_block(kv, pages, start, range, blocks[0]);
+  for (int turn = 0; start < range.high; start += BLOCK, turn ^= 1) {
     Block<T>&block = blocks[turn], &next = blocks[turn ^ 1];
-    find_block(kv, pages, start + BLOCK, end, next);
+    find_block(kv, pages, start + BLOCK, range, next);
     block.next = next.count ? next.keys : after ? after : block.keys;
     body(block, start);
   }
@@ -283,11 +298,14 @@ void add_pairs(
 }
 #endif
 
+// Out of the loop below, whose registers it would take from models without a cap.
+[[gnu::noinline, gnu::cold]] f32x16 capped_apart(f32x16 scores, float softcap) { return capped(scores, softcap); }
+
 // Scores of a block; the sums so far are brought to the new largest score, and the weights follow from it.
 template <typename T, int ROWS>
 inline __attribute__((always_inline)) void weigh(
-    const Block<T>& block, int64_t offset, int64_t dim, const Query<T>* const* queries, const int* limits, float scale,
-    State* states, Weights<ROWS>& weights) {
+    const Block<T>& block, int64_t offset, int64_t dim, const Query<T>* const* queries, const Range* limits,
+    const Attend& attend, State* states, Weights<ROWS>& weights) {
   f32x16 tops[ROWS];
   for (int r = 0; r < ROWS; r++) tops[r] = all(NONE);
   for (int low = 0; low < block.count; low += LANES) {
@@ -307,8 +325,10 @@ inline __attribute__((always_inline)) void weigh(
         fours[r][quad] = sums(totals[r][0], totals[r][1], totals[r][2], totals[r][3]);
     }
     for (int r = 0; r < ROWS; r++) {
-      f32x16 scores = join(fours[r]) * scale;
-      scores = pick(upto(limits[r] - 1, low), scores, all(NONE));
+      f32x16 scores = join(fours[r]) * attend.scale;
+      if (attend.softcap != 0) scores = capped_apart(scores, attend.softcap);
+      scores = pick(upto(limits[r].high - 1, low), scores, all(NONE));
+      if (limits[r].low > low) scores = pick(upto(limits[r].low - 1, low), all(NONE), scores);
       store(&weights.of[r][low], scores);
       // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
       tops[r] = max(scores, tops[r]);
@@ -336,15 +356,15 @@ inline __attribute__((always_inline)) void weigh(
   }
 }
 
-// ROWS queries over a block of keys; query r reads the first limits[r] of them, which is one or more for some r.
+// ROWS queries over a block of keys; query r reads those in limits[r], which is one or more for some r.
 // DIM: the head's size where it is known beforehand, else 0.
 template <typename T, int ROWS, int DIM>
 void attend(
     const Block<T>& block, int64_t head_offset, int64_t value_offset, int64_t real_dim, const Query<T>* const* queries,
-    const int* limits, float scale, State* states) {
+    const Range* limits, const Attend& attend, State* states) {
   const int64_t dim = DIM ? DIM : real_dim, offset = head_offset + value_offset;
   Weights<ROWS> weights;
-  weigh<T, ROWS>(block, head_offset, dim, queries, limits, scale, states, weights);
+  weigh<T, ROWS>(block, head_offset, dim, queries, limits, attend, states, weights);
   int64_t d = 0;
   if constexpr (PAIRS<T>) {
 #if GAPLESS_BF16_DOT
@@ -370,22 +390,22 @@ auto of_rows(int count) {
 template <typename T>
 void attend_some(
     int count, const Block<T>& block, int64_t head, const Paged<T>& kv, const Query<T>* const* queries,
-    const int* limits, float scale, State* states) {
+    const Range* limits, const Attend& attend, State* states) {
   constexpr bool KNOWN = PAIRS<T>;  // where known sizes gain 5 to 10 %
   auto* chosen = kv.dim == 128  ? of_rows<T, KNOWN ? 128 : 0>(count)
                  : kv.dim == 64 ? of_rows<T, KNOWN ? 64 : 0>(count)
                                 : of_rows<T, 0>(count);
-  chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, scale, states);
+  chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, attend, states);
 }
 
-void reset(State* states, int64_t count, float* values, int64_t dim) {
-  std::fill_n(values, count * padded(dim), 0.0f);
-  for (int64_t i = 0; i < count; i++) states[i] = {NONE, f32x16{}, values + i * padded(dim)};
+void reset(State& state, int64_t dim) {
+  state.top = NONE, state.weight = f32x16{};
+  std::fill_n(state.values, padded(dim), 0.0f);
 }
 
 template <typename T>
-void finish(const State& state, int64_t dim, T* out) {
-  const float scale = 1.0f / sum(state.weight);
+void finish(const State& state, int64_t dim, const float* sink, T* out) {
+  const float scale = normalizer(state.top, sum(state.weight), sink);
   for (int64_t d = 0; d < dim; d += DEEP) {
     const Two x = {load_floats(state.values + d) * scale, load_floats(state.values + d + WIDTH) * scale};
     if constexpr (PAIRS<T>) {
@@ -424,17 +444,19 @@ const Query<T>* prepared(const T* query, int64_t dim, float* room) {
   }
 }
 
-// Keys start..end of one row, and the KV heads low..high with all their queries: the unit of a thread's work. Heads lie
-// next to each other in memory, so a block of keys is read for one head after the other.
+// Keys of one row, which are in one SPLIT, and the KV heads low..high with all their queries: the unit of a thread's
+// work. Heads lie next to each other in memory, so a block of keys is read for one head after the other.
 struct Span {
-  int64_t row, start, end, low, high;
+  int64_t row;
+  Range keys;
+  int64_t low, high;
 };
 
 // `next`: the span that this thread works on afterwards, if any.
 template <typename T>
 void attend_span(
-    const Queries<T>& q, const Span& span, const Span* next, const Paged<T>& kv, const int64_t* rows, float scale,
-    State* states) {
+    const Queries<T>& q, const Span& span, const Span* next, const Paged<T>& kv, const int64_t* rows,
+    const Attend& attend, State* states) {
   auto pages = [&](const Span& of) { return kv.table + rows[of.row] * kv.table_stride; };
   int64_t grouped = q.heads / kv.kv_heads;
   const T* row = q.data + span.row * q.token_stride;
@@ -445,14 +467,14 @@ void attend_span(
   for (int64_t i = 0; i < count; i++)
     queries[i] = prepared(row + (first + i) * kv.dim, kv.dim, room + i * padded(kv.dim));
   Block<T> after;
-  if (next) find_block(kv, pages(*next), next->start, next->end, after);
-  each_block(kv, pages(span), span.start, span.end, next ? after.keys : nullptr, [&](const Block<T>& block, int64_t) {
+  if (next) find_block(kv, pages(*next), next->keys.low / BLOCK * BLOCK, next->keys, after);
+  each_block(kv, pages(span), span.keys, next ? after.keys : nullptr, [&](const Block<T>& block, int64_t start) {
+    Range limits[GROUP];
+    std::fill_n(limits, GROUP, within(span.keys, start));
     for (int64_t head = span.low; head < span.high; head++)
       for (int64_t g = head * grouped; g < (head + 1) * grouped; g += GROUP) {
         int count = int(std::min<int64_t>(GROUP, (head + 1) * grouped - g));
-        int limits[GROUP];
-        std::fill_n(limits, count, block.count);
-        attend_some(count, block, head, kv, &queries[g - first], limits, scale, states + g - first);
+        attend_some(count, block, head, kv, &queries[g - first], limits, attend, states + g - first);
       }
   });
 }
@@ -468,19 +490,33 @@ void merge(State& into, const State& from, int64_t dim) {
     store(into.values + d, load(into.values + d) * a + load(from.values + d) * b);
 }
 
-// Keys are cut at fixed places; heads are shared out only when there are too few rows for the threads, which changes
-// no result.
-std::vector<Span> find_spans(int64_t batch, int64_t heads, const int64_t* kv_lens, int64_t wanted) {
+// Calls body(keys) for the parts of a range, which is cut at fixed places.
+template <typename Body>
+void each_split(const Range& range, const Body& body) {
+  for (int64_t start = range.low / SPLIT * SPLIT; start < range.high; start += SPLIT)
+    body(Range{std::max(start, range.low), std::min(start + SPLIT, range.high)});
+}
+
+// Heads are shared out only when there are too few rows for the threads, which changes no result.
+std::vector<Span> find_spans(const std::vector<Range>& ranges, int64_t heads, int64_t wanted) {
   int64_t cuts = 0;
-  for (int64_t row = 0; row < batch; row++) cuts += (kv_lens[row] + SPLIT - 1) / SPLIT;
+  for (const Range& range : ranges) each_split(range, [&](const Range&) { cuts++; });
   int64_t parts = std::clamp<int64_t>((wanted + cuts - 1) / cuts, 1, heads);
   std::vector<Span> found;
   found.reserve(cuts * parts);
-  for (int64_t row = 0; row < batch; row++)
+  for (size_t row = 0; row < ranges.size(); row++)
     for (int64_t part = 0; part < parts; part++)
-      for (int64_t start = 0; start < kv_lens[row]; start += SPLIT)
-        found.push_back(
-            {row, start, std::min(start + SPLIT, kv_lens[row]), heads * part / parts, heads * (part + 1) / parts});
+      each_split(ranges[row], [&](const Range& keys) {
+        found.push_back({int64_t(row), keys, heads * part / parts, heads * (part + 1) / parts});
+      });
+  return found;
+}
+
+// States with room for the values of each.
+std::vector<State> states_of(int64_t count, int64_t dim) {
+  std::vector<State> found(count);
+  float* values = scratch<VALUES>(count * padded(dim));
+  for (int64_t i = 0; i < count; i++) found[i].values = values + i * padded(dim);
   return found;
 }
 
@@ -488,126 +524,140 @@ std::vector<Span> find_spans(int64_t batch, int64_t heads, const int64_t* kv_len
 
 template <typename T>
 void decode_attention(
-    const Queries<T>& q, int64_t batch, const Paged<T>& kv, const int64_t* rows, const int64_t* kv_lens, float scale,
-    T* out) {
-  if (!batch) return;
-  int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim;
-  const int64_t worth = std::accumulate(kv_lens, kv_lens + batch, int64_t(0)) * q.heads * dim / WORTH;
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+  if (!batch.count) return;
+  int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim, entries = 0;
+  std::vector<Range> ranges(batch.count);
+  for (int64_t row = 0; row < batch.count; row++) {
+    ranges[row] = attend.readable(batch.kv_lens[row] - 1, batch.kv_lens[row]);
+    entries += ranges[row].high - ranges[row].low;
+  }
+  const int64_t worth = entries * q.heads * dim / WORTH;
   const int threads = threads_for(worth);
-  std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, threads > 1 ? 4 * threads : 1);
+  std::vector<Span> spans = find_spans(ranges, kv.kv_heads, threads > 1 ? 4 * threads : 1);
   std::vector<int64_t> first(spans.size() + 1, 0);  // of each span's queries
   for (size_t i = 0; i < spans.size(); i++) first[i + 1] = first[i] + (spans[i].high - spans[i].low) * grouped;
-  std::vector<State> states(first.back());
-  float* values = scratch<VALUES>(first.back() * padded(dim));
+  std::vector<State> states = states_of(first.back(), dim);
   share(int64_t(spans.size()), worth, [&](int64_t i, bool last) {
-    State* mine = &states[first[i]];
-    reset(mine, first[i + 1] - first[i], values + first[i] * padded(dim), dim);
-    attend_span(q, spans[i], last ? nullptr : &spans[i + 1], kv, rows, scale, mine);
+    for (int64_t at = first[i]; at < first[i + 1]; at++) reset(states[at], dim);
+    attend_span(q, spans[i], last ? nullptr : &spans[i + 1], kv, batch.rows, attend, &states[first[i]]);
   });
   for (size_t i = 0, next; i < spans.size(); i = next) {
     const Span& span = spans[i];
-    for (next = i + 1; next < spans.size() && spans[next].start > 0;) next++;
+    for (next = i + 1; next < spans.size() && spans[next].row == span.row && spans[next].low == span.low;) next++;
     for (int64_t g = 0; g < first[i + 1] - first[i]; g++) {
       State& whole = states[first[i] + g];
       for (size_t part = i + 1; part < next; part++) merge(whole, states[first[part] + g], dim);
-      finish(whole, dim, out + (span.row * q.heads + span.low * grouped + g) * dim);
+      const int64_t head = span.low * grouped + g;
+      finish(whole, dim, attend.sinks ? attend.sinks + head : nullptr, out + (span.row * q.heads + head) * dim);
     }
   }
 }
 
 namespace {
 
-struct Tile {
-  int64_t chunk, first, count;  // queries first.. of the chunk
-};
-
-// Whether a value of this head, of the block's keys from `first` on, is infinite or no number.
+// Whether a value of this head, of some of the block's keys, is infinite or no number.
 template <typename T>
-bool any_wild(const Block<T>& block, int64_t first, int64_t offset, int64_t dim) {
+bool any_wild(const Block<T>& block, const Range& keys, int64_t offset, int64_t dim) {
   f32x16 found{};  // zero times a number is zero
-  for (int64_t i = std::max<int64_t>(first, 0); i < block.count; i++)
+  for (int64_t i = keys.low; i < keys.high; i++)
     for (int64_t d = 0; d < dim; d += LANES) found += load_some(block.keys[i] + offset + d, int(dim - d)) * 0.0f;
   return any(~same(found, f32x16{}));
 }
 
-// Queries of a tile with all heads that share `head`: a block of keys is fetched once for them.
+// Some queries of a chunk with all heads that share `head`: a block of keys is fetched once for them.
 template <typename T>
-void attend_tile(
-    const Queries<T>& q, const Paged<T>& kv, const int32_t* pages, int64_t head, int64_t token, int64_t position,
-    int64_t count, float scale, T* out) {
-  int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim, size = count * grouped;
-  // An inert row has one entry, whatever its chunk: each of its queries reads that.
-  int64_t end = std::max<int64_t>(position + count, 1);
-  std::vector<State> states(2 * size);
-  float* values = scratch<VALUES>(2 * size * padded(dim));
-  float* room = PAIRS<T> ? nullptr : scratch<QUERIES>(size * padded(dim));
-  std::vector<const Query<T>*> queries(size);
-  for (int64_t i = 0; i < size; i++) {
-    const T* query = q.data + (token + i / grouped) * q.token_stride + (head * grouped + i % grouped) * dim;
-    queries[i] = prepared(query, dim, room + i * padded(dim));
+class Tile {
+ public:
+  Tile(const Queries<T>& q, const Paged<T>& kv, const Chunk& chunk, int64_t head, const Attend& attend)
+      : q(q), kv(kv), chunk(chunk), attend(attend), head(head), grouped(q.heads / kv.kv_heads),
+        size(chunk.count * grouped), states(states_of(2 * size, kv.dim)), queries(size), ranges(size) {
+    float* room = PAIRS<T> ? nullptr : scratch<QUERIES>(size * padded(kv.dim));
+    some = each = chunk.readable(attend, 0);
+    for (int64_t i = 0; i < size; i++) {
+      const T* query = q.data + (chunk.token + i / grouped) * q.token_stride + (head * grouped + i % grouped) * kv.dim;
+      queries[i] = prepared(query, kv.dim, room + i * padded(kv.dim));
+      const Range range = ranges[i] = chunk.readable(attend, i / grouped);
+      some = {std::min(some.low, range.low), std::max(some.high, range.high)};
+      each = {std::max(each.low, range.low), std::min(each.high, range.high)};
+    }
   }
-  reset(states.data(), size, values, dim);
-  // Keys are cut as in a decode row: a query's result is the same in both.
-  for (int64_t start = 0; start < end; start += SPLIT) {
-    State* mine = start ? &states[size] : states.data();
-    if (start) reset(mine, size, values + size * padded(dim), dim);
-    const T* const* none = nullptr;
-    each_block(kv, pages, start, std::min(start + SPLIT, end), none, [&](Block<T>& block, int64_t low) {
-      int all = block.count;
-      // A value that is no number must not reach the queries before it: their weight of zero would not hide it.
-      const bool apart = any_wild(block, position + 1 - low, head * dim + kv.value_offset(), dim);
-      const int64_t group = apart ? 1 : GROUP;
-      for (int64_t i = (size - 1) / group * group; i >= 0; i -= group) {
-        int some = int(std::min(group, size - i)), most = 0;
-        int limits[GROUP];
-        for (int j = 0; j < some; j++) {
-          int64_t query = (i + j) / grouped;
-          limits[j] = int(std::clamp<int64_t>(std::max<int64_t>(position + query + 1, 1) - low, 0, all));
-          most = std::max(most, limits[j]);
-        }
-        block.count = most;
-        if (most && most < BLOCK) block.keys[most] = block.keys[most - 1];  // the last of an odd count goes in a pair
-        if (most) attend_some(some, block, head, kv, &queries[i], limits, scale, &mine[i]);
-        block.next = block.keys;
+
+  void run(T* out) {
+    // Keys are cut as in a decode row: a query's result is the same in both.
+    each_split(some, [&](const Range& keys) {
+      for (int64_t i = 0; i < size; i++) reset(states[size + i], kv.dim);
+      const T* const* none = nullptr;
+      each_block(kv, chunk.pages, keys, none, [&](Block<T>& block, int64_t start) { add(block, start); });
+      for (int64_t i = 0; i < size; i++) {
+        if (ranges[i].low >= keys.high || ranges[i].high <= keys.low) continue;
+        if (ranges[i].low >= keys.low / SPLIT * SPLIT) std::swap(states[i], states[size + i]);  // the first part of it
+        else merge(states[i], states[size + i], kv.dim);
       }
     });
-    for (int64_t i = 0; start && i < size; i++)
-      if (position + i / grouped >= start) merge(states[i], mine[i], dim);
+    for (int64_t i = 0; i < size; i++) {
+      const int64_t query_head = head * grouped + i % grouped;
+      const float* sink = attend.sinks ? attend.sinks + query_head : nullptr;
+      finish(states[i], kv.dim, sink, out + ((chunk.token + i / grouped) * q.heads + query_head) * kv.dim);
+    }
   }
-  for (int64_t i = 0; i < size; i++)
-    finish(states[i], dim, out + ((token + i / grouped) * q.heads + head * grouped + i % grouped) * dim);
-}
+
+ private:
+  void add(Block<T>& block, int64_t start) {
+    const int64_t all = block.count, offset = head * kv.dim + kv.value_offset();
+    // A value that is no number must not reach the queries that do not read it: their weight of zero would not hide it.
+    const bool apart = any_wild(block, {0, std::clamp<int64_t>(each.low - start, 0, all)}, offset, kv.dim) ||
+                       any_wild(block, {std::clamp<int64_t>(each.high - start, 0, all), all}, offset, kv.dim);
+    const int64_t group = apart ? 1 : GROUP;
+    for (int64_t i = (size - 1) / group * group; i >= 0; i -= group) {
+      const int count = int(std::min(group, size - i));
+      Range limits[GROUP];
+      block.count = 0;
+      for (int j = 0; j < count; j++) {
+        limits[j] = within(ranges[i + j], start);
+        if (limits[j].low < limits[j].high) block.count = std::max(block.count, int(limits[j].high));
+      }
+      if (!block.count) continue;
+      Block<T> own;
+      if (apart) own = block, own.close(limits[0]);
+      attend_some(count, apart ? own : block, head, kv, &queries[i], limits, attend, &states[size + i]);
+      block.next = block.keys;
+    }
+  }
+
+  const Queries<T>& q;
+  const Paged<T>& kv;
+  const Chunk chunk;
+  const Attend& attend;
+  const int64_t head, grouped, size;
+  std::vector<State> states;  // of the parts so far, by query and head; then of the part at hand
+  std::vector<const Query<T>*> queries;
+  std::vector<Range> ranges;
+  Range some, each;  // of the entries that some query reads, and each of them
+};
 
 }  // namespace
 
 template <typename T>
 void prefill_attention(
-    const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, T* out) {
-  std::vector<Tile> tiles;
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+  std::vector<Chunk> tiles;
   int64_t products = 0;
-  for (int64_t chunk = 0; chunk < chunks; chunk++) {
-    int64_t size = starts[chunk + 1] - starts[chunk];
-    products += size * kv_lens[chunk] * q.heads * kv.dim;
+  for (int64_t i = 0; i < batch.count; i++) {
+    const Chunk chunk = chunk_of(batch, kv, i);
+    products += chunk.count * attend.most(chunk.length) * q.heads * kv.dim;
     // The last tiles have the most keys: they come first, so that threads end together.
-    for (int64_t first = (size - 1) / QUERY_TILE * QUERY_TILE; first >= 0; first -= QUERY_TILE)
-      tiles.push_back({chunk, first, std::min(QUERY_TILE, size - first)});
+    for (int64_t first = (chunk.count - 1) / QUERY_TILE * QUERY_TILE; first >= 0 && first < chunk.count; first -= QUERY_TILE)
+      tiles.push_back(chunk.part(first, std::min(QUERY_TILE, chunk.count - first)));
   }
   share(int64_t(tiles.size()) * kv.kv_heads, products / WORTH, [&](int64_t i, bool) {
-    const Tile& tile = tiles[i / kv.kv_heads];
-    int64_t size = starts[tile.chunk + 1] - starts[tile.chunk];
-    const int32_t* pages = kv.table + rows[tile.chunk] * kv.table_stride;
-    int64_t position = kv_lens[tile.chunk] - size + tile.first;
-    attend_tile(
-        q, kv, pages, i % kv.kv_heads, starts[tile.chunk] + tile.first, position, tile.count, scale, out);
+    Tile<T>(q, kv, tiles[i / kv.kv_heads], i % kv.kv_heads, attend).run(out);
   });
 }
 
-#define GAPLESS_ATTENTION(T)                                                                                        \
-  template void decode_attention(                                                                                   \
-      const Queries<T>&, int64_t, const Paged<T>&, const int64_t*, const int64_t*, float, T*);                      \
-  template void prefill_attention(                                                                                  \
-      const Queries<T>&, int64_t, const Paged<T>&, const int64_t*, const int64_t*, const int64_t*, float, T*);
+#define GAPLESS_ATTENTION(T)                                                                                \
+  template void decode_attention(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);      \
+  template void prefill_attention(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);
 GAPLESS_ATTENTION(float)
 GAPLESS_ATTENTION(bf16)
 GAPLESS_ATTENTION(f16)

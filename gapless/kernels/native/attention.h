@@ -1,7 +1,9 @@
 // Paged attention of decode rows and of prefill chunks, straight from the cache's pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "vec.h"
 
@@ -30,18 +32,91 @@ struct Queries {
   int64_t token_stride, heads;
 };
 
-// heads is a multiple of kv_heads, and every kv_len at least 1. out [batch, heads * dim].
+// Entries low..high of a row, or keys of a block.
+struct Range {
+  int64_t low, high;
+};
+
+// The first entry that a query at position p reads: 0; p - size + 1, or 0; p - p % size.
+enum class Reach : int64_t { CAUSAL, WINDOW, CHUNK };
+
+// The arguments of a layer's attention, as in views.Attend.
+struct Attend {
+  float scale;
+  Reach reach = Reach::CAUSAL;
+  int64_t size = 0;
+  float softcap = 0;             // scores become softcap * tanh(score * scale / softcap); 0: they stay
+  const float* sinks = nullptr;  // [heads], or none: a further logit of each, whose weight has no value
+
+  int64_t first(int64_t position) const {
+    if (reach == Reach::WINDOW) return std::max<int64_t>(position - size + 1, 0);
+    return reach == Reach::CHUNK ? position - position % size : 0;
+  }
+
+  // What the query at `position` of a row of `length` entries reads. `span`: first and end of its span, or none. An
+  // inert row has one entry, whatever its chunk: each of its queries reads that.
+  Range readable(int64_t position, int64_t length, const int32_t* span = nullptr) const {
+    Range found{first(position), position + 1};
+    if (span) found = {std::min<int64_t>(found.low, span[0]), std::max<int64_t>(found.high, span[1])};
+    const int64_t high = std::clamp<int64_t>(found.high, 1, std::max<int64_t>(length, 1));
+    return {std::clamp<int64_t>(found.low, 0, high - 1), high};
+  }
+
+  // What a query reads at most outside spans: how much work it is.
+  int64_t most(int64_t length) const { return reach == Reach::CAUSAL ? length : std::min(length, size); }
+};
+
+// Rows of the page table with their lengths, each at least 1. starts [count + 1]: their queries in q, the last of which
+// is at a row's last entry; none if each has one. spans [tokens of q, 2]: see Attend::readable; none if there are none.
+struct Batch {
+  int64_t count;
+  const int64_t *rows, *kv_lens, *starts = nullptr;
+  const int32_t* spans = nullptr;
+};
+
+// `count` queries of a row at its positions from `position` on, from `token` of q on.
+struct Chunk {
+  const int32_t* pages;
+  int64_t token, count, position, length;
+  const int32_t* spans;
+
+  Range readable(const Attend& attend, int64_t query) const {
+    return attend.readable(position + query, length, spans ? spans + 2 * query : nullptr);
+  }
+  Chunk part(int64_t first, int64_t size) const {
+    return {pages, token + first, size, position + first, length, spans ? spans + 2 * first : nullptr};
+  }
+};
+
+template <typename T>
+Chunk chunk_of(const Batch& batch, const Paged<T>& kv, int64_t i) {
+  const int64_t token = batch.starts[i], size = batch.starts[i + 1] - token, length = batch.kv_lens[i];
+  const int32_t* spans = batch.spans ? batch.spans + 2 * token : nullptr;
+  return {kv.table + batch.rows[i] * kv.table_stride, token, size, length - size, length, spans};
+}
+
+// Scores that are scaled already.
+inline f32x16 capped(f32x16 scores, float softcap) {
+  return tanh(scores * (1 / softcap)) * softcap;
+}
+
+// The factor of a query's weighted values: 1 / the sum of the weights, which are exp(score - top), and of its sink's.
+inline float normalizer(float top, float weight, const float* sink) {
+  if (!sink) return 1.0f / weight;
+  const float most = std::max(top, *sink), shift = most == -std::numeric_limits<float>::infinity() ? 0.0f : most;
+  const float kept = exp(spread(top - shift))[0];
+  return kept / (weight * kept + exp(spread(*sink - shift))[0]);
+}
+
+// heads is a multiple of kv_heads. out [batch.count, heads * dim].
 template <typename T>
 void decode_attention(
-    const Queries<T>& q, int64_t batch, const Paged<T>& kv, const int64_t* rows, const int64_t* kv_lens, float scale,
-    T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
 
-// starts [chunks + 1] int64: each chunk's queries in q; the last query of a chunk reads kv_lens[chunk] entries. A query
-// gets the bits of decode_attention, in any chunk.
+// A query gets the bits of decode_attention, in any chunk, unless a span lets it read more.
 template <typename T>
 void prefill_attention(
-    const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
 
 // Whether the functions below serve heads of this size, here. They do as prefill_attention, each in an order of sums of
 // its own, which is the same in any chunk.
@@ -51,11 +126,9 @@ bool amx_attends(int64_t dim);
 
 template <typename T>
 void prefill_attention_floats(
-    const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
 
 void prefill_attention_amx(
-    const Queries<bf16>& q, int64_t chunks, const Paged<bf16>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, bf16* out);
+    const Queries<bf16>& q, const Batch& batch, const Paged<bf16>& kv, const Attend& attend, bf16* out);
 
 }  // namespace gapless

@@ -79,11 +79,13 @@ class TiledPairs {
 
   void keep(int64_t row, const bf16* query) { std::copy_n(query, dim, queries + row * dim); }
 
-  void fetch(const bf16* const* from, const bf16* const* from_values, int64_t count) {
-    for (int64_t i = 0; i < count; i += 16) {
+  void fetch_keys(const bf16* const* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16)
       for (int64_t d = 0; d < dim; d += STEP) pair_dims(from + i, d, keys + d * KEYS + 2 * i);
-      for (int64_t j = i; j < i + 16; j += 2) pair_keys(from_values[j], from_values[j + 1], dim, values + j * dim);
-    }
+  }
+
+  void fetch_values(const bf16* const* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 2) pair_keys(from[i], from[i + 1], dim, values + i * dim);
   }
 
   // Asks whole pairs of keys.
@@ -92,11 +94,6 @@ class TiledPairs {
     for (int64_t i = first / 2 * 2 * dim; i < whole_steps(last, 2) * dim; i++)
       found |= uint16_t(values[i].bits << 1) >= 0xFF00;
     return found;
-  }
-
-  void forget(int64_t first) {
-    for (int64_t key = first; key < KEYS; key++)
-      for (int64_t d = 0; d < dim; d++) values[(key / 2 * dim + d) * 2 + key % 2] = {};
   }
 
   void score(int64_t low, int64_t, int64_t count, float* scores) const {
@@ -128,17 +125,15 @@ class TiledPairs {
 bool amx_attends(int64_t dim) { return dim % DEEP == 0 && dim <= MOST_DIM && amx_missing().empty(); }
 
 void prefill_attention_amx(
-    const Queries<bf16>& q, int64_t chunks, const Paged<bf16>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, bf16* out) {
-  attend_prompts<TiledPairs>(q, chunks, kv, rows, starts, kv_lens, scale, out);
+    const Queries<bf16>& q, const Batch& batch, const Paged<bf16>& kv, const Attend& attend, bf16* out) {
+  attend_prompts<TiledPairs>(q, batch, kv, attend, out);
 }
 
 #else
 
 bool amx_attends(int64_t) { return false; }
 
-void prefill_attention_amx(
-    const Queries<bf16>&, int64_t, const Paged<bf16>&, const int64_t*, const int64_t*, const int64_t*, float, bf16*) {
+void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<bf16>&, const Attend&, bf16*) {
   __builtin_unreachable();
 }
 

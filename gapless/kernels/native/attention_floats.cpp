@@ -161,19 +161,22 @@ class Widened {
     for (int64_t d = 0; d < dim; d += LANES) store(queries + row * STRIDE + d, load_some(query + d, int(dim - d)));
   }
 
-  void fetch(const T* const* from, const T* const* from_values, int64_t count) {
+  void fetch_keys(const T* const* from, int64_t count) {
     for (int64_t i = 0; i < count; i += WIDTH)
       widen_keys(from + i, dim, keys + i / COLUMNS * COLUMNS * stride + i % COLUMNS);
+  }
+
+  void fetch_values(const T* const* from, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
       int64_t d = 0;
       float* to = values + i * COLUMNS;
       for (; d + COLUMNS <= dim; d += COLUMNS, to += KEYS * COLUMNS) {
-        store_floats(to, load_floats(from_values[i] + d));
-        store_floats(to + WIDTH, load_floats(from_values[i] + d + WIDTH));
+        store_floats(to, load_floats(from[i] + d));
+        store_floats(to + WIDTH, load_floats(from[i] + d + WIDTH));
       }
       if (d == dim) continue;
       T rest[COLUMNS] = {};
-      std::memcpy(rest, from_values[i] + d, (dim - d) * sizeof(T));
+      std::memcpy(rest, from[i] + d, (dim - d) * sizeof(T));
       store_floats(to, load_floats(rest)), store_floats(to + WIDTH, load_floats(rest + WIDTH));
     }
   }
@@ -186,11 +189,6 @@ class Widened {
     bool wild = false;
     for (int i = 0; i < WIDTH; i++) wild |= found[i] != 0;
     return wild;
-  }
-
-  void forget(int64_t first) {
-    for (int64_t panel = 0; panel < dim && first < KEYS; panel += COLUMNS)
-      std::fill_n(values + panel * KEYS + first * COLUMNS, (KEYS - first) * COLUMNS, 0.0f);
   }
 
   void score(int64_t low, int64_t high, int64_t count, float* scores) const {
@@ -229,16 +227,14 @@ template bool floats_attend<f16>(int64_t);
 
 template <typename T>
 void prefill_attention_floats(
-    const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
-    const int64_t* kv_lens, float scale, T* out) {
-  attend_prompts<Widened<T>>(q, chunks, kv, rows, starts, kv_lens, scale, out);
+    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+  attend_prompts<Widened<T>>(q, batch, kv, attend, out);
 }
 
-template void prefill_attention_floats(
-    const Queries<float>&, int64_t, const Paged<float>&, const int64_t*, const int64_t*, const int64_t*, float, float*);
-template void prefill_attention_floats(
-    const Queries<bf16>&, int64_t, const Paged<bf16>&, const int64_t*, const int64_t*, const int64_t*, float, bf16*);
-template void prefill_attention_floats(
-    const Queries<f16>&, int64_t, const Paged<f16>&, const int64_t*, const int64_t*, const int64_t*, float, f16*);
+#define GAPLESS_ATTENTION(T) \
+  template void prefill_attention_floats(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);
+GAPLESS_ATTENTION(float)
+GAPLESS_ATTENTION(bf16)
+GAPLESS_ATTENTION(f16)
 
 }  // namespace gapless

@@ -16,7 +16,7 @@ inline float factor(f32x16 squares, int64_t size, float eps) {
 }
 
 template <typename T>
-void norm_row(const T* x, const T* weight, int64_t size, float eps, T* out) {
+void norm_row(const T* x, const float* weight, int64_t size, float eps, T* out) {
   f32x16 squares{};
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES) {
@@ -39,7 +39,7 @@ void add_row(T* x, const T* delta, int64_t size) {
 
 // One head: norm if asked, then the halves turned by the angles of the position.
 template <typename T>
-void rotate(T* x, const T* norm, float eps, const float* angles, int64_t dim) {
+void rotate(T* x, const float* norm, float eps, const float* angles, int64_t dim) {
   int64_t half = dim / 2;
   float scale = 1.0f;
   if (norm) {
@@ -66,31 +66,35 @@ void rotate(T* x, const T* norm, float eps, const float* angles, int64_t dim) {
 }  // namespace
 
 template <typename T>
-void rms_norm(const T* x, int64_t x_stride, const T* weight, int64_t rows, int64_t size, float eps, T* out) {
+void rms_norm(const T* x, int64_t x_stride, const float* weight, int64_t rows, int64_t size, float eps, T* out) {
   share(rows, rows * size / WORTH, [&](int64_t row, bool) {
     norm_row(x + row * x_stride, weight, size, eps, out + row * size);
   });
 }
 
 template <typename T>
-void add_rms_norm(T* x, const T* delta, const T* weight, int64_t rows, int64_t size, float eps, T* out) {
+void add_rms_norm(T* x, const T* delta, const float* weight, int64_t rows, int64_t size, float eps, T* out) {
   share(rows, rows * size / WORTH, [&](int64_t row, bool) {
     add_row(x + row * size, delta + row * size, size);
     norm_row(x + row * size, weight, size, eps, out + row * size);
   });
 }
 
+void angles(const int64_t* positions, int64_t tokens, const float* table, int64_t length, int64_t dim, float* out) {
+  for (int64_t token = 0; token < tokens; token++)
+    std::copy_n(table + std::clamp<int64_t>(positions[token], 0, length - 1) * dim, dim, out + token * dim);
+}
+
 template <typename T>
 void rope_and_write(
-    T* qkv, const T* norm, float eps, const int64_t* positions, const float* table, const int64_t* slots, T* cache,
-    const RopeShape& shape) {
+    T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, T* cache, const RopeShape& shape) {
   int64_t dim = shape.dim, turned = shape.heads + shape.kv_heads, kv = shape.kv_heads * dim;
   int64_t wide = (turned + shape.kv_heads) * dim;
   share(shape.tokens, shape.tokens * wide / WORTH, [&](int64_t token, bool) {
     T* x = qkv + token * wide;
-    const float* angles = table + std::clamp<int64_t>(positions[token], 0, shape.table_rows - 1) * dim;
+    const float* turn = angles + token * shape.angles_stride;
     for (int64_t head = 0; head < turned; head++)
-      rotate(x + head * dim, norm ? norm + head * dim : nullptr, eps, angles, dim);
+      rotate(x + head * dim, norm ? norm + head * dim : nullptr, eps, turn, dim);
     int64_t page = slots[token] / shape.page_size, offset = slots[token] % shape.page_size;
     T* keys = cache + ((page * shape.layers + shape.layer) * 2 * shape.page_size + offset) * kv;
     std::copy_n(x + shape.heads * dim, kv, keys);
@@ -111,11 +115,10 @@ void silu_mul(const T* gate_up, int64_t rows, int64_t size, T* out) {
   });
 }
 
-#define GAPLESS_FOR(T)                                                                                  \
-  template void rms_norm(const T*, int64_t, const T*, int64_t, int64_t, float, T*);                     \
-  template void add_rms_norm(T*, const T*, const T*, int64_t, int64_t, float, T*);                      \
-  template void rope_and_write(                                                                         \
-      T*, const T*, float, const int64_t*, const float*, const int64_t*, T*, const RopeShape&);         \
+#define GAPLESS_FOR(T)                                                                                         \
+  template void rms_norm(const T*, int64_t, const float*, int64_t, int64_t, float, T*);                        \
+  template void add_rms_norm(T*, const T*, const float*, int64_t, int64_t, float, T*);                         \
+  template void rope_and_write(T*, const float*, float, const float*, const int64_t*, T*, const RopeShape&);   \
   template void silu_mul(const T*, int64_t, int64_t, T*);
 GAPLESS_FOR(float)
 GAPLESS_FOR(bf16)

@@ -40,7 +40,7 @@ Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
   int64_t stride = row_stride(x);
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    rms_norm<T>(data<T>(x), stride, data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+    rms_norm<T>(data<T>(x), stride, data<float>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
   });
   return out;
 }
@@ -52,7 +52,7 @@ Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weigh
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     add_rms_norm<T>(
-        data<T>(x), data<T>(delta), data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+        data<T>(x), data<T>(delta), data<float>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
   });
   return out;
 }
@@ -62,14 +62,24 @@ bool is_cache(const Tensor& cache, int64_t layer) {
   return cache.dim() == 6 && cache.size(2) == 2 && cache.numel() > 0 && layer >= 0 && layer < cache.size(1);
 }
 
+Tensor angles_op(const Tensor& positions, const Tensor& table) {
+  whole(table);
+  fits(table.dim() == 2 && table.size(0) > 0 && positions.dim() == 1, "angles");
+  Tensor out = at::empty({positions.size(0), table.size(1)}, table.options());
+  angles(
+      longs(positions), positions.size(0), table.const_data_ptr<float>(), table.size(0), table.size(1),
+      data<float>(out));
+  return out;
+}
+
 void rope_and_write_op(
-    const Tensor& qkv, const Maybe& norm, double eps, const Tensor& positions, const Tensor& table, const Tensor& slots,
-    const Tensor& cache, int64_t layer) {
-  whole(qkv), whole(cache), whole(table);
+    const Tensor& qkv, const Maybe& norm, double eps, const Tensor& angles, const Tensor& slots, const Tensor& cache,
+    int64_t layer) {
+  whole(qkv), whole(cache);
   fits(
       qkv.dim() == 3 && is_cache(cache, layer) && qkv.size(2) == cache.size(5) && qkv.size(1) > 2 * cache.size(4) &&
-          table.dim() == 2 && table.size(0) > 0 && table.size(1) == qkv.size(2) && qkv.size(2) % 2 == 0 &&
-          positions.numel() == qkv.size(0) && slots.numel() == qkv.size(0),
+          angles.dim() == 2 && angles.size(0) == qkv.size(0) && angles.size(1) == qkv.size(2) &&
+          qkv.size(2) % 2 == 0 && slots.numel() == qkv.size(0),
       "rope_and_write");
   if (norm) {
     whole(*norm);
@@ -77,13 +87,13 @@ void rope_and_write_op(
   }
   RopeShape shape;
   shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
-  shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.table_rows = table.size(0);
+  shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.angles_stride = row_stride(angles);
   shape.layers = cache.size(1), shape.page_size = cache.size(3), shape.layer = layer;
   by_dtype(qkv, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     rope_and_write<T>(
-        data<T>(qkv), norm ? data<T>(*norm) : nullptr, float(eps), longs(positions), table.const_data_ptr<float>(),
-        longs(slots), data<T>(cache), shape);
+        data<T>(qkv), norm ? data<float>(*norm) : nullptr, float(eps), angles.const_data_ptr<float>(), longs(slots),
+        data<T>(cache), shape);
   });
 }
 
@@ -144,18 +154,27 @@ Queries<T> queries(const Tensor& q) {
   return {data<T>(q), q.stride(0), q.size(1)};
 }
 
+// The arguments of a layer's attention with `heads` queries a token, checked.
+Attend attend_of(
+    const char* op, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks, int64_t heads) {
+  fits(
+      reach >= 0 && reach <= int64_t(Reach::CHUNK) && (size > 0 || reach == int64_t(Reach::CAUSAL)) && softcap >= 0 &&
+          (!sinks || (sinks->is_contiguous() && sinks->numel() == heads)),
+      op);
+  return {float(scale), Reach(reach), size, float(softcap), sinks ? sinks->const_data_ptr<float>() : nullptr};
+}
+
 Tensor decode_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
-    const Tensor& kv_lens, double scale, int64_t reach, int64_t, double softcap, const Maybe& sinks) {
-  TORCH_CHECK(!reach && !softcap && !sinks, "gapless: attention is causal here");
+    const Tensor& kv_lens, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks) {
   check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
+  const Attend attend = attend_of("decode_attention", scale, reach, size, softcap, sinks, q.size(1));
   fits(rows.numel() == q.size(0), "decode_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    decode_attention<T>(
-        queries<T>(q), q.size(0), paged<T>(cache, table, layer), longs(rows), longs(kv_lens), float(scale),
-        data<T>(out));
+    const Batch batch{q.size(0), longs(rows), longs(kv_lens)};
+    decode_attention<T>(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
   });
   return out;
 }
@@ -164,21 +183,23 @@ Tensor decode_attention_op(
 template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
-    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t, double softcap,
+    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t size, double softcap,
     const Maybe& sinks, int64_t) {
-  TORCH_CHECK(!spans && !reach && !softcap && !sinks, "gapless: attention is causal here");
   check_attention("prefill_attention", q, cache, layer, table, rows, kv_lens);
-  fits(starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0), "prefill_attention");
+  fits(
+      starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0) &&
+          (!spans || (spans->dim() == 2 && spans->size(0) == q.size(0) && spans->size(1) == 2)),
+      "prefill_attention");
+  const Attend attend = attend_of("prefill_attention", scale, reach, size, softcap, sinks, q.size(1));
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    auto* attend = prefill_attention<T>;
-    if (!INVARIANT && floats_attend<T>(q.size(2))) attend = prefill_attention_floats<T>;
+    auto* prefill = prefill_attention<T>;
+    if (!INVARIANT && floats_attend<T>(q.size(2))) prefill = prefill_attention_floats<T>;
     if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
-      if (amx_attends(q.size(2))) attend = prefill_attention_amx;
-    attend(
-        queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
-        float(scale), data<T>(out));
+      if (amx_attends(q.size(2))) prefill = prefill_attention_amx;
+    const Batch batch{rows.size(0), longs(rows), longs(kv_lens), longs(starts), spans ? ints(*spans) : nullptr};
+    prefill(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
   });
   return out;
 }
@@ -190,9 +211,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("join(Tensor a, Tensor b) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  m.def("angles(Tensor positions, Tensor table) -> Tensor");
   m.def(
-      "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-      "Tensor(b!) cache, int layer) -> ()");
+      "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor angles, Tensor slots, Tensor(b!) cache, "
+      "int layer) -> ()");
   m.def("silu_mul(Tensor gate_up) -> Tensor");
   m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
   m.def(
@@ -212,6 +234,7 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("join", join);
   m.impl("rms_norm", rms_norm_op);
   m.impl("add_rms_norm", add_rms_norm_op);
+  m.impl("angles", angles_op);
   m.impl("rope_and_write", rope_and_write_op);
   m.impl("silu_mul", silu_mul_op);
   m.impl("adapt", adapt_op);

@@ -439,9 +439,25 @@ inline Floats exp(Floats x) {
   Floats result = p * bits_of<Floats>((power + 127) << 23);
   return pick(more(low, x), Floats{}, result);
 }
+
+// Within about two units in the last place; NaN gives NaN. Below 0.625 by the polynomial of Cephes (S. Moshier).
+inline Floats tanh(Floats x) {
+  const Floats size = max(x, -x), square = x * x;
+  Floats p = spread(-5.70498872745e-3f);
+  p = p * square + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  const Floats far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return pick(more(size, spread(0.625f)), pick(more(Floats{}, x), -far, far), p * square * x + x);
+}
+
 #if !GAPLESS_AVX512
 inline f32x16 exp(const f32x16& x) {
   return each([](auto part) { return exp(part); }, x);
+}
+inline f32x16 tanh(const f32x16& x) {
+  return each([](auto part) { return tanh(part); }, x);
 }
 #endif
 

@@ -35,11 +35,12 @@ class PageShare(NamedTuple):
     @classmethod
     def of(cls, model: ModelConfig, draft: ModelConfig) -> PageShare:
         """Share pages between two models. A page is whole layers of either shape, so up to a few may be unused."""
-        width, own = model.kv_heads * model.head_dim, draft.kv_heads * draft.head_dim
-        first = -(-model.layers * width // own)
+        large, small = model.spec.layer.attention, draft.spec.layer.attention
+        width, own = large.kv_heads * large.head_dim, small.kv_heads * small.head_dim
+        layers, first = len(model.spec.layers), -(-len(model.spec.layers) * width // own)
         whole = math.lcm(width, own)
-        page = -(-(first + draft.layers) * own // whole) * whole
-        return cls(page // width - model.layers, first, draft.kv_heads, draft.head_dim)
+        page = -(-(first + len(draft.spec.layers)) * own // whole) * whole
+        return cls(page // width - layers, first, small.kv_heads, small.head_dim)
 
     def view(self, cache: KVCache) -> KVCache:
         """Return the whole memory as layers of the draft model's shape."""

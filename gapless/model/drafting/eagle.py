@@ -14,13 +14,13 @@ from gapless.kernels import native
 from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
 from gapless.model.config import ModelConfig, read_model_config
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
 from gapless.model.families import EAGLE_FAMILIES
 from gapless.model.fields import Fields, warn_of
-from gapless.model.params import Layer, allocate_layer, layer_slots
-from gapless.model.rope import rope_table
+from gapless.model.params import Layer, Slot, allocate_layer, allocate_norm, layer_slots
+from gapless.model.rope import rope_tables
 from gapless.model.weights import load_weights, tensor_names
 
 UNREAD_TENSORS = ("t2d", "embed_tokens.weight")
@@ -42,13 +42,13 @@ class HeadConfig(NamedTuple):
     def read(cls, directory: Path, model: ModelConfig) -> HeadConfig:
         """Read a head for `model`. Raises CheckpointError naming the file and the field."""
         layer = read_model_config(directory, EAGLE_FAMILIES)
-        fields = layer.files[0]
+        fields, own, at = layer.files[0], layer.spec.layer.attention, model.spec.layer.attention
         for name, found, wanted in (
-            ("vocab_size", layer.vocab_size, model.vocab_size),
-            ("hidden_size", layer.hidden_size, model.hidden_size),
-            ("num_key_value_heads", layer.kv_heads, model.kv_heads),
-            ("head_dim", layer.head_dim, model.head_dim),
-            ("num_hidden_layers", layer.layers, 1),
+            ("vocab_size", layer.spec.vocab_size, model.spec.vocab_size),
+            ("hidden_size", layer.spec.hidden_size, model.spec.hidden_size),
+            ("num_key_value_heads", own.kv_heads, at.kv_heads),
+            ("head_dim", own.head_dim, at.head_dim),
+            ("num_hidden_layers", len(layer.spec.layers), 1),
         ):
             if found != wanted:
                 raise fields.error(name, f"must be {wanted}, for this model", found)
@@ -59,7 +59,7 @@ class HeadConfig(NamedTuple):
         if not eagle.flag("use_aux_hidden_state", True):
             raise eagle.error("use_aux_hidden_state", "must be true: other heads are not supported")
         head = cls(
-            layer, fields.whole("draft_vocab_size", model.vocab_size), _taps(fields, model.layers),
+            layer, fields.whole("draft_vocab_size", model.spec.vocab_size), _taps(fields, len(model.spec.layers)),
             fields.flag("norm_before_residual", False),
         )  # fmt: skip
         warn_of(fields.heard())
@@ -96,21 +96,24 @@ class HeadParams(NamedTuple):
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
     """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
     new = partial(torch.empty, dtype=dtype, device=device)
-    hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
+    hidden, drafted, layer = config.layer.spec.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
     layer = layer._replace(qkv=layer.qkv._replace(tensors=(new(len(layer.qkv.tensors[0]), 2 * hidden),)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
+    norms = [allocate_norm(hidden, device=device) for _ in range(2)]
     params = HeadParams(
-        new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
+        new(hidden, len(config.taps) * hidden), norms[0], layer, norms[1], new(drafted, hidden), offsets
     )
     names = tensor_names(directory)
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
     own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
-    slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
-    if drafted < config.layer.vocab_size or "d2t" in names:
-        slots["d2t"] = offsets
+    slots = {f"{name}.weight": Slot.of(target) for name, target in own.items()} | layer_slots(
+        config.layer, layer, prefix
+    )
+    if drafted < config.layer.spec.vocab_size or "d2t" in names:
+        slots["d2t"] = Slot.of(offsets)
     load_weights(directory, slots, unused=UNREAD_TENSORS)
     tokens = offsets + torch.arange(drafted, device=device)
-    if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
+    if not ((tokens >= 0) & (tokens < config.layer.spec.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")
     return params
 
@@ -118,14 +121,14 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
 class EagleLayer(HeadLayer):
     """The layer of an EAGLE-3 head."""
 
-    def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
+    def __init__(self, config: HeadConfig, params: HeadParams, model: Decoder) -> None:
         kernels, device = model.kernels, params.norm.device
         linear = native.draft_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
-        table = rope_table(config.layer, model.max_model_len, device)
+        table = rope_tables(config.layer, model.max_model_len, device)[0]
         super().__init__(model, config.layer, params.layer, params.norm, table, linear)
         self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
         self._fuse, self.head = linear(dense(params.fuse)), linear(dense(params.head))
-        if len(params.offsets) < config.layer.vocab_size or params.offsets.any():  # san: ok(at load)
+        if len(params.offsets) < config.layer.spec.vocab_size or params.offsets.any():  # san: ok(at load)
             self.tokens = params.offsets + torch.arange(len(params.offsets), device=device)
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -139,4 +142,4 @@ class EagleLayer(HeadLayer):
 
     def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
-        return normed, torch.cat((self.embed(tokens, self.block.input_norm), normed), dim=1)
+        return normed, torch.cat((self.embed(tokens, self.block.first_norm), normed), dim=1)

@@ -24,10 +24,10 @@ from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, Attend, LayerRows, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Attend, LayerRows, RowBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.dense import NO_TAPS, Block, DenseModel, LayerTaps
+from gapless.model.decoder import NO_TAPS, Block, Decoder, LayerTaps
 from gapless.model.drafting.draws import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
@@ -42,12 +42,13 @@ class HeadLayer:
     """int64 [drafted] the token of each of its logits; None where they are for the whole vocabulary"""
 
     def __init__(
-        self, model: DenseModel, config: ModelConfig, layer: Layer, norm: Tensor, table: Tensor,
+        self, model: Decoder, config: ModelConfig, layer: Layer, norm: Tensor, table: Tensor,
         linear: Callable[[Matrix], Linear],
     ) -> None:  # fmt: skip
         """`config` is that of the layer, and `table` the rope's."""
-        self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
-        self.block = Block.of(layer, norm, table, self.eps, linear)
+        self.model, self.kernels, self.eps = model, model.kernels, config.spec.norm.eps
+        self.rope, self.norm = table, norm
+        self.block = Block.of(config.spec.layer, layer, self.eps, linear)
         self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -70,16 +71,19 @@ class HeadLayer:
         """Write the KV of tokens; x [T, H] are the hidden states before them."""
         added, y = self.enter(tokens, x)
         ops = self._ops(added, tokens, kv)
-        ops.write(ops.product(y, self.block.qkv), self.block.rotation, kv.layer)
+        ops.write(ops.product(y, self.block.qkv), self.block.rotation(self._angles(tokens)), kv.layer)
 
     def run(self, x: Tensor, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
         """Add to x [B, H] what the layer computes of its input y, one token a row; return its norm."""
-        hidden: Tensor = self.block.run(self._ops(x, tokens, kv), y, kv.layer)
+        hidden: Tensor = self.block.run(self._ops(x, tokens, kv), y, kv.layer, self._angles(tokens), self.norm)
         return hidden
+
+    def _angles(self, tokens: PlaceTokens) -> Tensor:
+        return self.kernels.angles(tokens.positions, self.rope)
 
     def _ops(self, x: Tensor, tokens: PlaceTokens, kv: KV) -> SeparateOps:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
-        rows = LayerRows(TokenBatch(tokens.positions, tokens.slots), batch, kv.cache, kv.page_table)
+        rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table)
 
         def attention(q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
             return self.attend(q, kv, batch, attend)
@@ -94,9 +98,9 @@ class RecurrentHead:
     than a step has positions of a row: the next step begins after any of them, or with the same one again.
     """
 
-    def __init__(self, layer: HeadLayer, model: DenseModel, rows: int, drafts: int) -> None:
+    def __init__(self, layer: HeadLayer, model: Decoder, rows: int, drafts: int) -> None:
         """`rows` may run at once, the null row not counted, and have up to `drafts` drafts in a step."""
-        device, width = model.rope.device, model.config.hidden_size
+        device, width = model.device, model.spec.hidden_size
         self.layer, self.model = layer, model
         self.kv_layer = model.cache_layers - 1
         self.kept_places = drafts + 2
@@ -104,7 +108,7 @@ class RecurrentHead:
         self.prefilled = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
         """[rows + 1] end position of the row's last chunk, and its generation"""
 
-    def beside(self, model: DenseModel) -> Self:
+    def beside(self, model: Decoder) -> Self:
         """See `model.drafting.seam.Head`. The weights are the same."""
         head = copy(self)
         head.model = model

@@ -8,7 +8,6 @@ of a checkpoint's layers drafts every token, from its own hidden state where the
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +17,10 @@ from torch import Tensor
 from gapless.base.errors import CheckpointError
 from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
-from gapless.model.dense import DenseModel
+from gapless.model.decoder import Decoder
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
-from gapless.model.params import Layer, allocate_layer, layer_slots
+from gapless.model.params import Layer, Slot, allocate_layer, allocate_norm, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
 
@@ -75,22 +74,23 @@ class MtpParams(NamedTuple):
     normed: bool
 
 
-def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
+def load_mtp(directory: Path, model: Decoder) -> MtpParams:
     """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
     the file and the tensor."""
-    config, names, device = model.config, tensor_names(directory), model.rope.device
-    known = families(config.layers)
+    config, names, device = model.config, tensor_names(directory), model.device
+    known = families(len(model.spec.layers))
     family = next((family for family in known if f"{family.join}.weight" in names), None)
     if family is None:
         raise CheckpointError(
             f"{directory}: has no MTP layer of a known kind, none of the tensors "
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
-    new = partial(torch.empty, dtype=model.dtype, device=device)
-    hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
-    params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
+    hidden, layer = model.spec.hidden_size, allocate_layer(config, model.dtype, device)
+    first, second, last = (allocate_norm(hidden, device=device) for _ in range(3))
+    join = torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device)
+    params = MtpParams(join, first, second, last, layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
-    slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
+    slots = {f"{name}.weight": Slot.of(target) for name, target in own} | layer_slots(config, layer, family.layer)
     load_weights(directory, slots, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))
@@ -100,9 +100,9 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
 class MtpLayer(HeadLayer):
     """An MTP layer beside its model."""
 
-    def __init__(self, params: MtpParams, model: DenseModel) -> None:
+    def __init__(self, params: MtpParams, model: Decoder) -> None:
         linear = model.kernels.linear
-        super().__init__(model, model.config, params.layer, params.norm, model.rope, linear)
+        super().__init__(model, model.config, params.layer, params.norm, model.ropes[0], linear)
         self.embedding_norm, self.hidden_norm, self.normed = params.embedding_norm, params.hidden_norm, params.normed
         self.join = linear(dense(params.join))
 
@@ -115,4 +115,4 @@ class MtpLayer(HeadLayer):
     def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
         joined = self.join(torch.cat((self.embed(tokens, self.embedding_norm), normed), dim=1))
-        return joined, self.kernels.rms_norm(joined, self.block.input_norm, self.eps)
+        return joined, self.kernels.rms_norm(joined, self.block.first_norm, self.eps)

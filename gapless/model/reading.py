@@ -1,0 +1,159 @@
+"""What families read in common from a config.json: sizes, activations, windows and ropes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gapless.kernels.kinds import Activation, Reach
+from gapless.model.fields import Fields
+from gapless.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeConfig
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
+}
+"""Names of functions in transformers"""
+
+
+class Sizes(NamedTuple):
+    """Sizes by the names that most families give them."""
+
+    vocab: int
+    hidden: int
+    middle: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, fields: Fields, head_dim: int = 0) -> Sizes:
+        """Read them. head_dim: the default, 0 for hidden_size / num_attention_heads."""
+        heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+        kv_heads = fields.whole("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise fields.error("num_key_value_heads", f"must divide num_attention_heads ({heads})")
+        head_dim = fields.whole("head_dim", head_dim or hidden // heads, low=2)
+        if head_dim % 2:
+            raise fields.error("head_dim", "must be even")
+        middle, layers = fields.whole("intermediate_size"), fields.whole("num_hidden_layers")
+        return cls(fields.whole("vocab_size"), hidden, middle, layers, heads, kv_heads, head_dim)
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """The first fields of an `AttentionSpec`."""
+        return self.query_heads, self.kv_heads, self.head_dim
+
+    def activation(self, fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+        """Read the function of the MLP."""
+        value = fields.text(name, default)
+        if value not in ACTIVATIONS:
+            raise fields.foreign(name, f"must be one of {', '.join(ACTIVATIONS)}", value)
+        return ACTIVATIONS[value]
+
+    def model(
+        self, fields: Fields, layers: Iterable[LayerSpec], norm: NormSpec, tied: bool = False, **more: Any
+    ) -> ModelSpec:
+        """Return the model of these layers, with its rope unless `more` has `ropes`. tied: the default."""
+        if "ropes" not in more:
+            more["ropes"] = (read_rope(fields),)
+        tied = fields.flag("tie_word_embeddings", tied)
+        return ModelSpec(self.vocab, self.hidden, tuple(layers), norm, tied=tied, **more)
+
+
+def windows(
+    fields: Fields, layers: int, window: int = 0, is_windowed: Callable[[int], bool] = lambda layer: False
+) -> list[int]:
+    """Return the tokens of each layer's window, 0 for none, by layer_types or else `is_windowed`.
+
+    window: the model's, 0 for none. Raises Foreign for other kinds of layers, CheckpointError for a list that does not
+    fit.
+    """
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return [window if is_windowed(layer) else 0 for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error("layer_types", f"must be a list of {layers} kinds, one for each of num_hidden_layers")
+    if strange := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
+        raise fields.foreign("layer_types", "must be full_attention or sliding_attention", strange[0])
+    if "sliding_attention" in kinds and not window:
+        raise fields.foreign("layer_types", "must be full_attention in every layer of a model without a window")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def windowed(attention: AttentionSpec, window: int) -> AttentionSpec:
+    """Return attention with a window of so many tokens, 0 for none."""
+    return replace(attention, reach=Reach.WINDOW, size=window) if window else attention
+
+
+def read_rope(fields: Fields, partial: bool = False) -> RopeConfig:
+    """Read the only rope of a model, in both spellings: `rope_parameters` of transformers 5, and `rope_scaling` of
+    before, which counts beside it. partial: part of a head may be rotated. Raises Foreign for other ropes."""
+    names = ["rope_scaling", "rope_parameters"]
+    name, other = names if fields.values.get(names[0]) else names[::-1]
+    rope = fields.sub(name)
+    if "full_attention" in rope:
+        raise rope.foreign("full_attention", "must not be there: one rope for all layers is supported")
+    theta = rope.real("rope_theta", fields.real("rope_theta", 10_000.0, above=0.0), above=0.0)
+    if fields.real("rope_theta", theta) != theta:
+        fields.unused("rope_theta", f"{name}.rope_theta counts")
+    kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
+    if rope.text("type", kind) != kind:
+        rope.unused("type", "rope_type counts")
+    if kind not in ROPE_TYPES:
+        raise rope.foreign("rope_type", f"must be one of {', '.join(ROPE_TYPES)}", kind)
+    share = min(owner.real("partial_rotary_factor", 1.0, above=0.0, high=1.0) for owner in (rope, fields))
+    if share != 1.0 and not partial:
+        raise fields.foreign("partial_rotary_factor", "must be 1: heads of this family are rotated whole", share)
+    _check_other_rope(fields, rope, other, {"rope_type": kind, "type": kind, "rope_theta": theta})
+    found = RopeConfig(theta=theta) if kind == "default" else _scaled_rope(fields, rope, kind, theta)
+    return replace(found, share=share)
+
+
+def _check_other_rope(fields: Fields, rope: Fields, other: str, counts: dict[str, Any]) -> None:
+    """Tell of the spelling that does not count. A base that it alone has is refused: either may be meant."""
+    values = fields.get(other) or {}
+    if not isinstance(values, dict):
+        raise fields.error(other, "must be an object")
+    theta = values.get("rope_theta")
+    if theta not in (None, counts["rope_theta"]) and "rope_theta" not in rope:
+        rule = f"is not the base that counts, {counts['rope_theta']:g}: write it as {rope.prefix}rope_theta too"
+        raise fields.error(f"{other}.rope_theta", rule, theta)
+    if any(value not in (None, {**counts, **rope.values}.get(name)) for name, value in values.items()):
+        fields.unused(other, f"{rope.prefix.rstrip('.')} counts")
+
+
+def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeConfig:
+    longest = fields.whole("max_position_embeddings")
+    if kind in ("linear", "dynamic"):
+        return RopeConfig(kind, theta, rope.real("factor", above=0.0))
+    name = "original_max_position_embeddings"
+    original = fields.whole(name, rope.whole(name, longest))
+    if rope.whole(name, original) != original:
+        rope.unused(name, f"{name} beside {rope.prefix.rstrip('.')} counts")
+    factor = rope.real("factor", longest / original if kind == "yarn" else None, above=0.0)
+    if kind == "llama3":
+        low, high = rope.real("low_freq_factor", above=0.0), rope.real("high_freq_factor", above=0.0)
+        if high <= low:
+            raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
+        return RopeConfig(kind, theta, factor, original, low, high)
+    return RopeConfig(
+        kind,
+        theta,
+        factor,
+        original,
+        attention_factor=rope.real("attention_factor", above=0.0) if "attention_factor" in rope else None,
+        beta_fast=rope.real("beta_fast", 32.0, above=0.0),
+        beta_slow=rope.real("beta_slow", 1.0, above=0.0),
+        mscale=rope.real("mscale", 0.0),
+        mscale_all_dim=rope.real("mscale_all_dim", 0.0),
+        truncate=rope.flag("truncate", True),
+    )

@@ -1,0 +1,213 @@
+"""What a decoder is made of: sizes, layers, and all that a family may differ in. Imports no torch.
+
+A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and sizes, bytes and operations follow from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from gapless.kernels.kinds import Activation, Reach
+
+
+class NormOrder(Enum):
+    """The places of a layer's norms, and what its MLP reads. x are the hidden states that a layer adds to."""
+
+    PRE = "pre"
+    """x += attention(norm(x)); x += mlp(norm(x))"""
+    SANDWICH = "sandwich"
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))"""
+    POST = "post"
+    """x += norm(attention(x)); x += norm(mlp(x))"""
+    PARALLEL = "parallel"
+    """y = norm(x); x += attention(y) + mlp(y)"""
+
+
+class QKNorm(Enum):
+    """The norm of queries and keys before their rotation."""
+
+    NONE = ""
+    HEAD = "head"
+    """RMSNorm of each head"""
+    ALL = "all"
+    """RMSNorm of all queries together, and of all keys"""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding settings, as transformers names them; what a type does not use keeps its default."""
+
+    type: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_max: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    share: float = 1.0
+    """Part of a head's dimensions that is rotated, its first ones"""
+    interleaved: bool = False
+    """Whether neighbouring dimensions are a pair, and not those half of the rotated ones apart"""
+
+    def rotated(self, head_dim: int) -> int:
+        """Return the number of rotated dimensions of a head."""
+        return int(head_dim * self.share)
+
+    def order(self, head_dim: int) -> list[int]:
+        """Return the dimensions of a head in the order in which kernels rotate them: pairs are half a head apart."""
+        rotated = self.rotated(head_dim)
+        pairs = [(2 * i, 2 * i + 1) if self.interleaved else (i, i + rotated // 2) for i in range(rotated // 2)]
+        pairs += [(i, i + (head_dim - rotated) // 2) for i in range(rotated, rotated + (head_dim - rotated) // 2)]
+        return [left for left, _ in pairs] + [right for _, right in pairs]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The attention of a layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    reach: Reach = Reach.CAUSAL
+    size: int = 0
+    """Tokens of a window or chunk"""
+    softcap: float = 0.0
+    """Scores become softcap * tanh(score / softcap); 0: they do not"""
+    rope: int | None = 0
+    """Index of its rope among the model's; None: no rotation"""
+    qk_norm: QKNorm = QKNorm.NONE
+    bias: bool = False
+    """Of queries, keys and values"""
+    output_bias: bool = False
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """The MLP of a layer."""
+
+    width: int
+    activation: Activation = Activation.SILU
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A decoder layer."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    order: NormOrder = NormOrder.PRE
+    residual: float = 1.0
+    """Factor of what attention and MLP add"""
+    group: int = 0
+    """Its page group"""
+
+    def products(self, hidden: int) -> dict[str, ProductSpec]:
+        """Return its products by name; H is `hidden`."""
+        at, mlp = self.attention, self.mlp
+        queries, keys = at.heads * at.head_dim, at.kv_heads * at.head_dim
+        return {
+            "qkv": ProductSpec(hidden, (queries, keys, keys), at.bias),
+            "output": ProductSpec(queries, (hidden,), at.output_bias),
+            "gate_up": ProductSpec(hidden, (mlp.width,) * (2 if mlp.gated else 1), mlp.bias),
+            "down": ProductSpec(mlp.width, (hidden,), mlp.bias),
+        }
+
+
+class ProductSpec(NamedTuple):
+    """A product of a layer."""
+
+    inputs: int
+    outputs: tuple[int, ...]
+    """Of each of its projections"""
+    bias: bool
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """The norms of a model."""
+
+    eps: float
+    centered: bool = False
+    """LayerNorm, and not RMSNorm"""
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    ropes: tuple[RopeConfig, ...] = (RopeConfig(),)
+    tied: bool = False
+    head_bias: bool = False
+    positions: int = 0
+    """Learned embeddings of positions; 0: none"""
+    embedding_factor: float = 1.0
+    logits_factor: float = 1.0
+    logits_cap: float = 0.0
+    """Logits become cap * tanh(logit / cap); 0: they do not"""
+
+    @property
+    def layer(self) -> LayerSpec:
+        """The first layer, for sizes that all layers share."""
+        return self.layers[0]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums as they are,
+        and no norm across heads."""
+        simple = (NormOrder.PRE, 1.0, Activation.SILU, True)
+        kinds = {(one.order, one.residual, one.mlp.activation, one.mlp.gated) for one in self.layers}
+        across = any(one.attention.qk_norm is QKNorm.ALL for one in self.layers)
+        return kinds == {simple} and not across and not self.norm.centered
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Sizes that an engine plans by."""
+        hidden, vocab = self.hidden_size, self.vocab_size * self.hidden_size
+        products = [product for layer in self.layers for product in layer.products(hidden).values()]
+        weights = sum(one.inputs * sum(one.outputs) for one in products) + 2 * hidden * len(self.layers)
+        widest = max(max(layer.mlp.width * 4, hidden * 8) for layer in self.layers)
+        queries = sum(layer.attention.heads * layer.attention.head_dim for layer in self.layers)
+        return ModelSizes(hidden, len(self.layers), weights + vocab * (1 if self.tied else 2), widest, queries)
+
+
+@dataclass(frozen=True)
+class CountedSpec(ModelSpec):
+    """A decoder whose layers another implementation has, here without any: its sizes were counted."""
+
+    counted: ModelSizes | None = None
+    digest: str = ""
+    """Of its whole config"""
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Sizes that an engine plans by."""
+        assert self.counted is not None
+        return self.counted
+
+
+class ModelSizes(NamedTuple):
+    """Sizes of a model."""
+
+    hidden: int
+    layers: int
+    parameters: int
+    widest: int
+    """Numbers of a token's widest activations, four of them alive at once"""
+    queries: int
+    """Width of the queries of all layers together"""

@@ -1,0 +1,78 @@
+"""Attention of every kind, against dense softmax in float64: reach, softcap, sinks, spans, scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attend_cases import (
+    CPU_CASES,
+    CUT,
+    EDGES,
+    GPU_CASES,
+    KINDS,
+    SHORT_CASES,
+    SPANS,
+    SPLIT_CASES,
+    WINDOWS,
+    check_decode_case,
+    check_edges,
+    check_prefill_case,
+    cut_everywhere,
+)
+from implementations import F32, runs
+
+from gapless.kernels import attention
+
+HONOURED_BY = ("torch",)
+"""The implementations that compute every kind"""
+
+
+def decode_of(implementation):
+    return implementation.kernels.decode_attention or attention.decode_attention
+
+
+def prefill_of(implementation):
+    return implementation.kernels.prefill_attention or attention.prefill_attention
+
+
+@runs("case", on=HONOURED_BY, cpu=CPU_CASES, interpreter=SHORT_CASES, cuda=GPU_CASES, keep=12)
+def test_attention_of_every_kind_equals_float64(implementation, case):
+    for dtype in implementation.dtypes:
+        check_decode_case(decode_of(implementation), case, dtype, implementation.device)
+        check_prefill_case(prefill_of(implementation), case, dtype, implementation.device)
+
+
+@runs("case", SPLIT_CASES, on=HONOURED_BY, keep=2)
+def test_sinks_count_once_when_splits_have_nothing_to_read(implementation, case):
+    check_decode_case(decode_of(implementation), case, F32, implementation.device)
+
+
+@runs("kind, length", EDGES, on=HONOURED_BY, keep=4)
+def test_a_large_value_counts_inside_the_reach_and_not_outside_it(implementation, kind, length):
+    for dtype in implementation.dtypes:
+        check_edges(decode_of(implementation), kind, length, dtype, implementation.device)
+
+
+@runs("kind", [SPANS[2], SPANS[0], SPANS[1], WINDOWS[0], CUT[0]], on=HONOURED_BY, keep=1)
+def test_a_prompt_cut_anywhere_equals_float64(implementation, kind):
+    """Spans longer than the window too, which begin before the chunk, in it, and end after it."""
+    for case, _ in cut_everywhere(kind, 41):
+        check_prefill_case(prefill_of(implementation), case, F32, implementation.device)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_ranges_of_queries_equal_the_masks_of_transformers(kind):
+    masks = pytest.importorskip("transformers.masking_utils", reason="needs transformers, the oracle of its masks")
+    length = 90
+    row, column = torch.arange(length)[:, None], torch.arange(length)[None]
+    reach = {
+        "CAUSAL": lambda: masks.causal_mask_function,
+        "WINDOW": lambda: masks.sliding_window_causal_mask_function(kind.size),
+        "CHUNK": lambda: masks.chunked_causal_mask_function(kind.size, torch.zeros(1, dtype=torch.long)),
+    }[kind.reach.name]()
+    block = torch.tensor([first if end - first > 1 else -1 for first, end in kind.spans_of(length)])[None]
+    both = masks.or_masks(reach, masks.blockwise_overlay(block)) if kind.spans else reach
+    read = torch.zeros(length, length, dtype=torch.bool)
+    for at, (first, end) in enumerate(kind.ranges(0, length)):
+        read[at, first:end] = True
+    assert torch.equal(read, both(0, 0, row, column) & torch.ones_like(read))
