@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gapless.kernels.views import KV, Attend, Reach, RowBatch
+from gapless.kernels.kinds import Reach
+from gapless.kernels.views import KV, Attend, RowBatch
 
 GATHER_ELEMENTS = 1 << 26
 """Elements of the keys gathered at once, and of the scores of a tile; larger batches go in groups of rows."""

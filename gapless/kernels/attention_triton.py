@@ -22,11 +22,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.attend_triton import attend, chunk_of, computable, entries, head_of, no_sums, with_tile
+from gapless.kernels.attend_triton import (
+    attend,
+    borders,
+    chunk_of,
+    computable,
+    entries,
+    head_of,
+    no_sums,
+    ranges,
+    score_factor,
+    score_of,
+    with_tile,
+)
 from gapless.kernels.library_triton import arch, counters, launch_options, operator
 from gapless.kernels.rope_triton import angle_of, turned
 from gapless.kernels.splits_triton import (
     AT_ONCE_PER_SM,
+    CAUSAL,
     GRID_PER_SM,
     LEAST_IN_SPLIT,
     MANY_FROM,
@@ -37,14 +50,16 @@ from gapless.kernels.splits_triton import (
     combine_chunks_kernel,
     combine_if_last,
     combine_kernel,
+    first_entry,
+    first_tile,
+    most_read,
     split_count,
     split_size,
     split_space,
+    with_sink,
 )
 from gapless.kernels.tiles import AttentionTiles, DecodeAttention, PromptAttention, choose_tiles
 from gapless.kernels.views import Rotation
-
-LOG2_E = 1 / math.log(2)
 
 LEAST_IN_CHUNK = tl.constexpr(256)
 """A block is split only if all of its queries may read at least this many entries."""
@@ -61,12 +76,13 @@ def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: t
 
 @triton.jit
 def _attend_row(
-    q, keys, values, table, page, scale, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
+    q, keys, values, table, page, first, factor, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """`attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
 
-    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. Entries past `high` are not loaded.
+    page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. Entries past `high`, and with EDGE
+    those before `first`, are not loaded.
     """
     D_PAD: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N)
@@ -78,11 +94,11 @@ def _attend_row(
         where = spread.to(tl.int64) * page_stride + entry % PAGE * ENTRY
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
-        there = (entry < high)[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
+        inside = (entry >= first) & (entry < high) if EDGE else entry < high
+        there = inside[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
         k, v = entries(keys, values, where, there, D_PAD, True)
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        score = tl.where((entry < high)[None, :], score, float("-inf"))
-        acc, total, top = with_tile(acc, total, top, score, v)
+        score = tl.where(inside[None, :], score_of(q, k, factor, CAP), float("-inf"))
+        acc, total, top = with_tile(acc, total, top, score, v, False)
     return acc, total, top
 
 
@@ -126,10 +142,10 @@ def _write_entry(
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    at_once, least, scale, qk_norm, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    at_once, least, factor, sinks, qk_norm, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, ANGLES_ROW: tl.constexpr, TURN: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, row, split). A row of one split is finished here; with MANY, others too, by the last program.
 
@@ -146,11 +162,13 @@ def decode_kernel(
     split = tl.program_id(2)
     most = tl.num_programs(2)
     length = tl.load(lens + row).to(tl.int32)
+    begin = first_tile(length, BLOCK_N, REACH, SIZE)
+    reads = length - begin
     if SPLITS_PAD == 1:
-        size = tl.cdiv(length, BLOCK_N) * BLOCK_N
+        size = tl.cdiv(reads, BLOCK_N) * BLOCK_N
     else:
-        size = split_size(lens, length, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY)
-    low = split * size
+        size = split_size(lens, reads, batch, most, wanted, at_once, least, BLOCK_N, HEADS, MANY, REACH, SIZE)
+    low = begin + split * size
     high = tl.minimum(low + size, length)
     offs_g = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D_PAD)
@@ -176,12 +194,16 @@ def decode_kernel(
         at = slot // PAGE * page_stride + slot % PAGE * (HEADS * D)
         _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, NORM)
     acc, total, top = _attend_row(
-        tile, keys, values, pages, page, scale, low, high, page_stride, HEADS * D, D, PAGE, BLOCK_N, RUN
-    )
+        tile, keys, values, pages, page, first_entry(length - 1, REACH, SIZE), factor, low, high, page_stride,
+        HEADS * D, D, PAGE, BLOCK_N, RUN, REACH != CAUSAL, CAP,
+    )  # fmt: skip
     if EARLY and MANY:
         cuda.gdc_launch_dependents()
+    if sinks is not None:
+        whole = with_sink(total, top, sinks, tl.minimum(query, HEADS * GROUP - 1))
+        total = tl.where(tl.cdiv(reads, size) == 1, whole, total)
     acc = acc / total[:, None]
-    splits = tl.cdiv(length, size)
+    splits = tl.cdiv(reads, size)
     if splits == 1:
         tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
     elif SPLITS_PAD > 1:
@@ -189,16 +211,15 @@ def decode_kernel(
         tl.store(logs + first + split, top + tl.log2(total), mask=offs_g < GROUP)
         tl.store(partial + (first[:, None] + split) * D + offs_d[None, :], acc, mask=mine)
         if MANY:
-            own = row * HEADS + head
-            first = own.to(tl.int64) * GROUP
-            combine_if_last(out, partial, logs, arrived + own, first, splits, most, GROUP, D, SPLITS_PAD)
+            combine_if_last(out, partial, logs, sinks, arrived, row, head, splits, most, HEADS, GROUP, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
 def prefill_kernel(
-    q, cache, table, rows, starts, lens, out, partial, logs, q_stride, page_stride, table_stride, layer, tokens, chunks,
-    scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
+    q, cache, table, rows, starts, lens, spans, out, partial, logs, q_stride, page_stride, table_stride, layer, tokens,
+    chunks, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, REACH: tl.constexpr,
+    SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block, split): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
 
@@ -242,24 +263,33 @@ def prefill_kernel(
     pages = table + tl.load(rows + chunk) * table_stride
     position = start + query
     high = tl.minimum(start + first + BLOCK_Q, length)
+    EDGE: tl.constexpr = REACH != CAUSAL or spans is not None
+    since, last = ranges(spans, token, position, real, length, REACH, SIZE)
     # First the tiles readable in whole by every query of the block, then the masked ones.
-    clear = (start + first + 1) // BLOCK_N * BLOCK_N
-    low, until = 0, clear
+    floor, begin, clear, high = borders(spans, since, last, real, start + first, high, BLOCK_N, REACH, SIZE)
+    low, until = begin, clear
     if SPLIT:
-        few = clear < LEAST_IN_CHUNK
-        size = tl.cdiv(tl.cdiv(clear, tl.where(few, 1, tl.num_programs(2))), BLOCK_N) * BLOCK_N
-        low = tl.minimum(tl.program_id(2) * size, clear)
+        few = clear - begin < LEAST_IN_CHUNK
+        size = tl.cdiv(tl.cdiv(clear - begin, tl.where(few, 1, tl.num_programs(2))), BLOCK_N) * BLOCK_N
+        low = tl.minimum(begin + tl.program_id(2) * size, clear)
         until = tl.minimum(low + size, clear)
         high = tl.where(tl.program_id(2) == 0, high, clear)
+        begin = tl.where(tl.program_id(2) == 0, begin, 0)  # the first split has the masked tiles
         if few and tl.program_id(2) > 0:
             return
     acc, total, top = attend(
-        acc, total, top, tile, keys, values, pages, position, scale, low, until, page_stride, HEADS * D, D, PAGE,
-        BLOCK_N, False, AHEAD,
+        acc, total, top, tile, keys, values, pages, since, last, factor, low, until, page_stride, HEADS * D, D, PAGE,
+        BLOCK_N, False, AHEAD, EDGE, CAP,
     )  # fmt: skip
+    if EDGE:
+        acc, total, top = attend(
+            acc, total, top, tile, keys, values, pages, since, last, factor, floor, begin, page_stride, HEADS * D, D,
+            PAGE, BLOCK_N, True, AHEAD, EDGE, CAP,
+        )  # fmt: skip
+        clear = tl.maximum(clear, floor)
     acc, total, top = attend(
-        acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, PAGE,
-        BLOCK_N, True, AHEAD,
+        acc, total, top, tile, keys, values, pages, since, last, factor, clear, high, page_stride, HEADS * D, D, PAGE,
+        BLOCK_N, True, AHEAD, EDGE, CAP,
     )  # fmt: skip
     if SPLIT:
         if not few:
@@ -268,6 +298,7 @@ def prefill_kernel(
             tl.store(partial + part[:, None] * D + offs_d[None, :], acc / total[:, None], mask=mine)
             return
         tl.store(logs + part, float("inf"), mask=real)
+    total = with_sink(total, top, sinks, head * GROUP + offs_m % GROUP)
     tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
@@ -291,10 +322,6 @@ class AttentionShape(NamedTuple):
         return {"HEADS": self.kv_heads, "GROUP": self.heads // self.kv_heads, "D": self.head_dim}
 
 
-def _check_plain(reach: int, softcap: float, sinks: Tensor | None) -> None:
-    assert reach == 0 and softcap == 0 and sinks is None
-
-
 class Unturned(NamedTuple):
     """The work of `rope_and_write` in a decode whose keys and values follow its queries in memory."""
 
@@ -313,7 +340,6 @@ def decode_attention(
 
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
-    _check_plain(reach, softcap, sinks)
     shape = AttentionShape.of(q, cache)
     gpu, batch = arch(q.device), q.shape[0]
     processors = gpu.processors
@@ -327,27 +353,27 @@ def decode_attention(
         early = unturned is not None and gpu.early
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:
-        longest = page_table.shape[1] * shape.page_size
+        longest = most_read(page_table.shape[1] * shape.page_size, reach, size)
         splits = split_count(batch, shape.kv_heads, longest, wanted, grid * processors)
     out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial, logs = split_space(q, splits) if splits > 1 else (out, out)
     arrived = counters(q.device, GRID_PER_SM * processors) if many and splits > 1 else out
     assert arrived is out or batch * shape.kv_heads <= len(arrived)
-    padded = triton.next_power_of_2(splits)
+    padded, reached = triton.next_power_of_2(splits), {"REACH": int(reach), "SIZE": size}
     (qk_norm, eps, angles), slots = unturned or (Rotation(None, 0.0, q), rows)
     decode_kernel[shape.kv_heads, batch, splits](
         q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, AT_ONCE_PER_SM * processors, least,
-        scale * LOG2_E, q if qk_norm is None else qk_norm, angles, slots, eps,
-        **shape.constants, ANGLES_ROW=0 if unturned is None else angles.stride(0), TURN=unturned is not None,
-        NORM=qk_norm is not None, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
+        score_factor(scale, softcap), sinks, q if qk_norm is None else qk_norm, angles, slots, eps,
+        **shape.constants, **reached, ANGLES_ROW=0 if unturned is None else angles.stride(0), TURN=unturned is not None,
+        NORM=qk_norm is not None, CAP=softcap, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
         RUN=math.gcd(shape.page_size, tiles.entries), SPLITS_PAD=padded if many else min(padded, 2),
         EARLY=early, MANY=many, num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
     if splits > 1 and not many:
         combine_kernel[shape.heads, batch](
-            kv_lens, out, partial, logs, batch, splits, wanted, least, tiles.entries, **shape.constants,
-            SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),
+            kv_lens, out, partial, logs, sinks, batch, splits, wanted, least, tiles.entries, **shape.constants,
+            **reached, SPLITS_PAD=padded, EARLY=early, num_warps=4, num_stages=1, **launch_options(early),
         )  # fmt: skip
     return out
 
@@ -360,37 +386,34 @@ def rotated_decode(
     """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
     q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
     unturned = Unturned(Rotation(qk_norm, eps, angles), slots)
-    return decode_attention(
-        q, cache, layer, page_table, rows, kv_lens, scale, reach, size, softcap, sinks, unturned=unturned
-    )
+    attend = (scale, reach, size, softcap, sinks)
+    return decode_attention(q, cache, layer, page_table, rows, kv_lens, *attend, unturned=unturned)
 
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
-    max_query: int, *, tiles: AttentionTiles | None = None, splits: int | None = None,
+    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None, max_query: int, *,
+    tiles: AttentionTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
-    assert spans is None
-    _check_plain(reach, softcap, sinks)
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or choose_tiles(PromptAttention(shape.head_dim, q.element_size(), group, max_query), arch(q.device))
     blocks = -(-tokens // (queries := tiles.rows // group))
     if splits is None:
-        longest = page_table.shape[1] * shape.page_size
+        longest = most_read(page_table.shape[1] * shape.page_size, reach, size)
         splits = chunk_split_count(max(blocks, chunks), shape.kv_heads, longest, arch(q.device).processors)
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial, logs = split_space(q, splits) if splits > 1 else (out, out)
     prefill_kernel[shape.kv_heads, blocks + chunks + 1, splits](
-        q, cache, page_table, rows, starts, kv_lens, out, partial, logs, q.stride(0), cache.stride(0),
-        page_table.stride(0), layer, tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size,
-        BLOCK_M=tiles.rows, BLOCK_Q=queries, BLOCK_N=tiles.entries, SPLIT=splits > 1, num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        q, cache, page_table, rows, starts, kv_lens, spans, out, partial, logs, q.stride(0), cache.stride(0),
+        page_table.stride(0), layer, tokens, chunks, score_factor(scale, softcap), sinks, **shape.constants,
+        PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries, BLOCK_N=tiles.entries, SPLIT=splits > 1,
+        REACH=int(reach), SIZE=size, CAP=softcap, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:
         combine_chunks_kernel[shape.kv_heads, tokens](
-            out, partial, logs, splits, GROUP=group, D=shape.head_dim, SPLITS_PAD=MOST_CHUNK_SPLITS, num_warps=1,
+            out, partial, logs, sinks, splits, GROUP=group, D=shape.head_dim, SPLITS_PAD=MOST_CHUNK_SPLITS, num_warps=1,
             num_stages=1,
         )  # fmt: skip
     return out

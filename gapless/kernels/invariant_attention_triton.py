@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.attend_triton import attend, chunk_of, computable, head_of, no_sums
-from gapless.kernels.attention_triton import LOG2_E, TABLES, AttentionShape
+from gapless.kernels.attend_triton import attend, borders, chunk_of, computable, head_of, no_sums, ranges, score_factor
+from gapless.kernels.attention_triton import TABLES, AttentionShape
+from gapless.kernels.kinds import Reach
 from gapless.kernels.library_triton import arch, operator
-from gapless.kernels.splits_triton import GRID_PER_SM
+from gapless.kernels.splits_triton import CAUSAL, GRID_PER_SM, first_entry, most_read, with_sink
 from gapless.kernels.tiles import AttentionTiles, InvariantAttention, choose_tiles
+from gapless.kernels.views import KV, Attend, RowBatch
 
 LEAST_IN_SEGMENT = 128
 """Entries of a segment in a short row: a longer row has twice, four times, ... as many."""
@@ -29,19 +31,25 @@ MOST_SEGMENTS = 16
 
 
 @triton.jit
-def _segment(position, LEAST: tl.constexpr, MOST: tl.constexpr):
+def _segment(position, LEAST: tl.constexpr, MOST: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr):
     """Entries of a segment, for the tile of queries that begins at `position`."""
     size = LEAST
-    while size * MOST <= position:
+    whole = MOST
+    if REACH != CAUSAL:
+        # A window or chunk may begin inside a segment.
+        position = tl.minimum(position, SIZE)
+        whole = MOST - 1
+    while size * whole <= position:
         size *= 2
     return size
 
 
 @triton.jit
-def _weights(top, other):
-    """Return the largest score of two parts, and the factors for the sums of either."""
+def _weights(top, other, EMPTY: tl.constexpr):
+    """Return the largest score of two parts, and the factors for the sums of either. EMPTY: both may have none."""
     both = tl.maximum(top, other)
-    return both, tl.exp2(top - both), tl.exp2(other - both)
+    base = tl.where(both == float("-inf"), 0.0, both) if EMPTY else both
+    return both, tl.exp2(top - base), tl.exp2(other - base)
 
 
 @triton.jit
@@ -56,9 +64,10 @@ def _store_segment(partial, sums, acc, total, top, lane, real, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks", "single", "most"], do_not_specialize_on_alignment=TABLES)
 def attention_kernel(
-    q, cache, table, rows, starts, lens, out, partial, sums, q_stride, page_stride, table_stride, layer, tokens, chunks,
-    single, most, scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    q, cache, table, rows, starts, lens, spans, out, partial, sums, q_stride, page_stride, table_stride, layer, tokens,
+    chunks, single, most, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    REACH: tl.constexpr, SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block, share): BLOCK_Q queries of one chunk times the GROUP heads of a KV head.
 
@@ -103,18 +112,26 @@ def attention_kernel(
     pages = table + tl.load(rows + chunk) * table_stride
     reach = tl.minimum(first + BLOCK_Q, length)
     # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all tiles before.
-    size = _segment(first, LEAST, MOST)
-    segments = tl.cdiv(reach, size)
+    size = _segment(first, LEAST, MOST, REACH, SIZE)
+    EDGE: tl.constexpr = REACH != CAUSAL or spans is not None
+    since, last = ranges(spans, token, position, real, length, REACH, SIZE)
+    floor, _, _, reach = borders(
+        spans, since, last, real, tl.maximum(first, start), reach, BLOCK_N, REACH, SIZE
+    )  # fmt: skip
+    skipped = floor // size
+    segments = tl.cdiv(reach, size) - skipped
     shares = tl.num_programs(2)
     each = tl.cdiv(segments, shares)
     share = tl.program_id(2) * each
     for segment in range(share, tl.minimum(share + each, segments)):
-        low = segment * size
+        low = (skipped + segment) * size
         high = tl.minimum(low + size, reach)
+        if EDGE:
+            low = tl.maximum(low, floor)
         acc, total, top = no_sums(BLOCK_M, D_PAD)
         acc, total, top = attend(
-            acc, total, top, tile_q, keys, values, pages, position, scale, low, high, page_stride, HEADS * D, D, PAGE,
-            BLOCK_N, True, True,
+            acc, total, top, tile_q, keys, values, pages, since, last, factor, low, high, page_stride, HEADS * D, D,
+            PAGE, BLOCK_N, True, True, EDGE, CAP,
         )  # fmt: skip
         if shares > 1:
             # Only decode rows have several, so their one token is `begin`: small offsets take few registers.
@@ -122,10 +139,11 @@ def attention_kernel(
             _store_segment(partial + at * D, sums + at * 2, acc, total, top, offs_m % GROUP * most, real, D)
         else:
             # Fused by hand, as `combine_kernel` does: a compiler may fuse either product.
-            highest, before, after = _weights(highest, top)
+            highest, before, after = _weights(highest, top, EDGE)
             whole = tl.fma(whole, tl.broadcast_to(before[:, None], [BLOCK_M, D_PAD]), acc * after[:, None])
             folded = tl.fma(folded, before, total * after)
     if shares == 1:
+        folded = with_sink(folded, highest, sinks, query)
         tl.store(
             out + one[:, None] * D + offs_d[None, :], (whole / folded[:, None]).to(out.dtype.element_ty), mask=mine
         )
@@ -133,8 +151,8 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=TABLES)
 def combine_kernel(
-    lens, out, partial, sums, most, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr, LEAST: tl.constexpr,
-    MOST: tl.constexpr,
+    lens, out, partial, sums, sinks, most, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_Q: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the result of a decode row from its segments, folded in their order."""
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
@@ -142,18 +160,20 @@ def combine_kernel(
     length = tl.load(lens + row).to(tl.int32)
     if length == 0:
         return
-    size = _segment((length - 1) // BLOCK_Q * BLOCK_Q, LEAST, MOST)
+    size = _segment((length - 1) // BLOCK_Q * BLOCK_Q, LEAST, MOST, REACH, SIZE)
+    skipped = first_entry(length - 1, REACH, SIZE) // size
     one = (row.to(tl.int64) * HEADS + tl.program_id(0)) * most
     offs_d = tl.arange(0, D_PAD)
     whole = tl.zeros([D_PAD], tl.float32)
     folded = tl.zeros([D_PAD], tl.float32)
     highest = tl.full([D_PAD], float("-inf"), tl.float32)
-    for segment in range(0, tl.cdiv(length, size)):
+    for segment in range(0, tl.cdiv(length, size) - skipped):
         at = one + segment
         acc = tl.load(partial + at * D + offs_d, mask=offs_d < D, other=0.0)
-        highest, before, after = _weights(highest, tl.load(sums + at * 2))
+        highest, before, after = _weights(highest, tl.load(sums + at * 2), False)
         whole = tl.fma(whole, before, acc * after)
         folded = tl.fma(folded, before, tl.load(sums + at * 2 + 1) * after)
+    folded = with_sink(folded, highest, sinks, tl.program_id(0) + offs_d * 0)
     place = out + (row.to(tl.int64) * HEADS + tl.program_id(0)) * D + offs_d
     tl.store(place, (whole / folded).to(out.dtype.element_ty), mask=offs_d < D)
 
@@ -168,11 +188,10 @@ def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
     return max(1, min(MOST_SEGMENTS, -(-longest // LEAST_IN_SEGMENT), GRID_PER_SM * processors // (batch * kv_heads)))
 
 
-def _launch(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor | None, kv_lens: Tensor,
-    scale: float, shares: int, tiles: AttentionTiles | None,
-) -> Tensor:  # fmt: skip
-    """Compute attention of chunks, or of single tokens if `starts` is None."""
+def _launch(q: Tensor, kv: KV, batch: RowBatch, attention: Attend, shares: int, tiles: AttentionTiles | None) -> Tensor:
+    """Compute attention of chunks, or of single tokens if there are no starts."""
+    (cache, layer, page_table), (rows, kv_lens, starts, spans) = kv, batch
+    scale, reach, size, softcap, sinks = attention
     shape = AttentionShape.of(q, cache)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or choose_tiles(InvariantAttention(shape.head_dim, q.element_size(), group), arch(q.device))
@@ -184,16 +203,16 @@ def _launch(
     partial = torch.empty((tokens, shape.heads, parts, shape.head_dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, shape.heads, parts, 2), dtype=torch.float32, device=q.device)
     blocks = tokens if starts is None else tokens // block + 2 * (chunks + 1)
-    fixed = {"BLOCK_Q": block, "LEAST": LEAST_IN_SEGMENT, "MOST": MOST_SEGMENTS}
+    fixed = {"BLOCK_Q": block, "LEAST": LEAST_IN_SEGMENT, "MOST": MOST_SEGMENTS, "REACH": int(reach), "SIZE": size}
     attention_kernel[shape.kv_heads, blocks, shares](
-        q, cache, page_table, rows, rows if starts is None else starts, kv_lens, out, partial, sums, q.stride(0),
-        cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most, scale * LOG2_E,
-        **shape.constants, **fixed, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_N=tiles.entries,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        q, cache, page_table, rows, rows if starts is None else starts, kv_lens, spans, out, partial, sums, q.stride(0),
+        cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most,
+        score_factor(scale, softcap), sinks, **shape.constants, **fixed, CAP=softcap, PAGE=shape.page_size,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if shares > 1:
         combine_kernel[shape.heads, tokens](
-            kv_lens, out, partial, sums, most, shape.heads, shape.head_dim, **fixed, num_warps=4, num_stages=1
+            kv_lens, out, partial, sums, sinks, most, shape.heads, shape.head_dim, **fixed, num_warps=4, num_stages=1
         )
     return out
 
@@ -204,10 +223,10 @@ def invariant_decode(
     shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. Parameters after `scale` are for tests and measuring; `shares` change no bit."""
-    assert reach == 0 and softcap == 0 and sinks is None
-    longest = page_table.shape[1] * cache.shape[3]
+    longest = most_read(page_table.shape[1] * cache.shape[3], reach, size)
     shares = shares or shares_for(q.shape[0], cache.shape[4], longest, arch(q.device).processors)
-    return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)
+    attention = Attend(scale, Reach(reach), size, softcap, sinks)
+    return _launch(q, KV(cache, layer, page_table), RowBatch(rows, kv_lens), attention, shares, tiles)
 
 
 def invariant_prefill(
@@ -216,8 +235,8 @@ def invariant_prefill(
     max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
-    assert spans is None and reach == 0 and softcap == 0 and sinks is None
-    return _launch(q, cache, layer, page_table, rows, starts, kv_lens, scale, 1, tiles)
+    attention = Attend(scale, Reach(reach), size, softcap, sinks)
+    return _launch(q, KV(cache, layer, page_table), RowBatch(rows, kv_lens, starts, spans), attention, 1, tiles)
 
 
 triton_invariant_decode = operator(invariant_decode)

@@ -21,9 +21,9 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU = 1
-    """By the error function"""
+    """Gaussian error linear unit, by the error function"""
     GELU_TANH = 2
-    """By its approximation with a hyperbolic tangent"""
+    """GELU approximated by a hyperbolic tangent"""
     RELU = 3
     RELU2 = 4
     """relu(x) ** 2"""

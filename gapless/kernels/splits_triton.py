@@ -8,11 +8,15 @@ combining one, must get the same size.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
+
+from gapless.kernels.kinds import Reach
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, whose bfloat16 arithmetic is wrong: it gets float32."""
@@ -37,36 +41,70 @@ MOST_CHUNK_SPLITS = 16
 """Most splits of a chunk. Each split has a partial result for every token, and one tile combines them all."""
 ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths summed at once."""
+LOG2_E = 1 / math.log(2)
+_LOG2_E = tl.constexpr(LOG2_E)
+CAUSAL, WINDOW, CHUNK = (tl.constexpr(int(reach)) for reach in Reach)
 
 
 @triton.jit
-def _parts(lens, batch, size):
-    """Return the number of parts of `size` entries in a batch's rows."""
+def first_entry(position, REACH: tl.constexpr, SIZE: tl.constexpr):
+    """Return the first entry that a query at `position` reads; see `Reach`."""
+    first = position * 0
+    if REACH == WINDOW:
+        first = tl.maximum(position - SIZE + 1, 0)
+    if REACH == CHUNK:
+        first = tl.maximum(position - position % SIZE, 0)
+    return first
+
+
+@triton.jit
+def first_tile(length, whole, REACH: tl.constexpr, SIZE: tl.constexpr):
+    """Return the start of the first tile of `whole` entries that the last query of a row of `length` reads."""
+    return first_entry(length - 1, REACH, SIZE) // whole * whole
+
+
+@triton.jit
+def with_sink(total, top, sinks, head):
+    """Return the sum of weights with that of the sinks of heads `head`, relative to the largest score `top`."""
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+        # Fused by hand: results may have to be the same to the bit in several kernels.
+        total += tl.exp2(tl.fma(sink, tl.full(sink.shape, _LOG2_E, tl.float32), -top))
+    return total
+
+
+@triton.jit
+def _parts(lens, batch, size, whole, REACH: tl.constexpr, SIZE: tl.constexpr):
+    """Return the number of parts of `size` entries that the rows of a batch read."""
     parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
         length = tl.load(lens + row, mask=row < batch, other=0).to(tl.int32)
-        parts += tl.sum(tl.cdiv(length, size))
+        parts += tl.sum(tl.cdiv(length - first_tile(length, whole, REACH, SIZE), size))
     return parts
 
 
 @triton.jit
-def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
-    """Return the entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted`
-    programs.
+def split_size(
+    lens, reads, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr,
+    REACH: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Return the entries of a split of a row that `reads` entries, a multiple of `whole`: the batch makes about
+    `wanted` programs.
 
     MANY: splits are lengthened to at most `at_once` programs, so that none runs after all others.
     """
-    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
+    fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1, whole, REACH, SIZE) * HEADS, wanted), least)
     if MANY:
         for _ in range(3):
-            fair += tl.where(_parts(lens, batch, fair) * HEADS > at_once, tl.cdiv(fair, 4), 0)
-    splits = tl.minimum(tl.cdiv(length, fair), most)
-    return tl.cdiv(tl.cdiv(length, tl.maximum(splits, 1)), whole) * whole
+            parts = _parts(lens, batch, fair, whole, REACH, SIZE)
+            fair += tl.where(parts * HEADS > at_once, tl.cdiv(fair, 4), 0)
+    splits = tl.minimum(tl.cdiv(reads, fair), most)
+    return tl.cdiv(tl.cdiv(reads, tl.maximum(splits, 1)), whole) * whole
 
 
 @triton.jit
-def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
+def _combine(out, partial, logs, sinks, head, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
     """Write one head's result [D] from its splits' results [splits, D] and log-sums [splits]; zeros from none."""
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     split = tl.arange(0, SPLITS_PAD)
@@ -75,30 +113,35 @@ def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constex
     # Past the first-level cache: other programs wrote these.
     log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
     part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
-    whole = tl.sum(weight, 0)
+    top = tl.max(log, 0)
+    weight = tl.where(split < splits, tl.exp2(log - top), 0.0)
+    whole = with_sink(tl.sum(weight, 0), top, sinks, head)
     done = tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     tl.store(out + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
 
 
 @triton.jit
 def combine_if_last(
-    out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
+    out, partial, logs, sinks, arrived, row, head, splits, most, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Count a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
+    """Count a split that has stored its results; the last of a row combines the GROUP heads of KV head `head`."""
+    own = row * HEADS + head
+    arrived += own
+    first = own.to(tl.int64) * GROUP
     # All threads have stored before one of them signals it.
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
         for member in range(GROUP):
-            one = first + member
-            _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
+            one, query = first + member, head * GROUP + member
+            _combine(out + one * D, partial + one * most * D, logs + one * most, sinks, query, splits, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["batch", "most", "wanted", "least", "whole"], do_not_specialize_on_alignment=["lens"])
 def combine_kernel(
-    lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
+    lens, out, partial, logs, sinks, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the row's result from its splits, if it has several."""
     if EARLY:
@@ -106,17 +149,18 @@ def combine_kernel(
         cuda.gdc_wait()
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
-    size = split_size(lens, length, batch, most, wanted, 0, least, whole, HEADS, False)
-    splits = tl.cdiv(length, tl.maximum(size, 1))
+    reads = length - first_tile(length, whole, REACH, SIZE)
+    size = split_size(lens, reads, batch, most, wanted, 0, least, whole, HEADS, False, REACH, SIZE)
+    splits = tl.cdiv(reads, tl.maximum(size, 1))
     if splits < 2:
         return
     one = row.to(tl.int64) * (HEADS * GROUP) + tl.program_id(0)
-    _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
+    _combine(out + one * D, partial + one * most * D, logs + one * most, sinks, tl.program_id(0), splits, D, SPLITS_PAD)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def combine_chunks_kernel(
-    out, partial, logs, splits, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
+    out, partial, logs, sinks, splits, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
     """Program (KV head, token): combine the splits of a token for each query head of the KV head. A first log-sum of
     infinity marks a token of an unsplit chunk."""
@@ -124,8 +168,8 @@ def combine_chunks_kernel(
     if tl.load(logs + first * splits) == float("inf"):
         return
     for member in range(GROUP):
-        one = first + member
-        _combine(out + one * D, partial + one * splits * D, logs + one * splits, splits, D, SPLITS_PAD)
+        one, head = first + member, tl.program_id(0) * GROUP + member
+        _combine(out + one * D, partial + one * splits * D, logs + one * splits, sinks, head, splits, D, SPLITS_PAD)
 
 
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
@@ -139,6 +183,11 @@ def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int)
 def chunk_split_count(blocks: int, kv_heads: int, longest: int, processors: int) -> int:
     """Return the splits of each chunk, given `blocks` of queries in all: about one program for each multiprocessor."""
     return max(1, min(processors // (blocks * kv_heads), longest // LEAST_AT_LONGEST, MOST_CHUNK_SPLITS))
+
+
+def most_read(longest: int, reach: int, size: int) -> int:
+    """Return the most entries that a query reads of a row of at most `longest`."""
+    return longest if reach == Reach.CAUSAL else min(longest, size)
 
 
 def split_space(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:

@@ -222,7 +222,7 @@ class Decoder:
         return ops.normed(ops.x, self.last_norm)
 
     def angles(self, positions: Tensor) -> Mapping[int | None, Tensor]:
-        """Return the angles of each rope for a step, [T, head_dim]; by None those of layers without."""
+        """Return the angles of each rope for a step, [T, head_dim]; by None the ones of layers without."""
         return {rope: self.kernels.angles(positions, table) for rope, table in self.ropes.items()}
 
     def ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> LayerOps:

@@ -12,7 +12,7 @@ from gapless.model.spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True)
 class Names:
-    """The modules of a checkpoint, each without `.weight` or `.bias`; those of a layer after its own prefix."""
+    """The modules of a checkpoint, each without `.weight` or `.bias`; names in a layer follow its prefix."""
 
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
@@ -29,10 +29,10 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     input_norm: str = "input_layernorm"
     attention_norm: str = "post_attention_layernorm"
-    """The norm of what attention adds, in orders that have one"""
+    """The norm of attention's result, in orders that have one"""
     mlp_norm: str = "post_attention_layernorm"
     output_norm: str = "post_feedforward_layernorm"
-    """The norm of what the MLP adds, in orders that have one"""
+    """The norm of the MLP's result, in orders that have one"""
     base: str = "model."
     """Prefix of all but the head, which a checkpoint of the base model alone lacks"""
     unread: tuple[str, ...] = ("rotary_emb.inv_freq",)

@@ -20,17 +20,17 @@ _DUMMY_BLOCK = 4_194_301
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 """The products of a layer"""
 NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm")
-"""Its norms of hidden states"""
+"""The norms of its hidden states"""
 
 
 class Slot(NamedTuple):
-    """Where a tensor of a checkpoint goes."""
+    """The place of a checkpoint's tensor."""
 
     target: Tensor
     shape: tuple[int, ...]
-    """Its shape in the checkpoint"""
+    """The tensor's shape in the checkpoint"""
     put: Callable[[Tensor], Tensor] | None = None
-    """Makes of it what `target` holds; None if that is a copy, or repeats it"""
+    """Makes the contents of `target` of it; None if they are a copy, or repeat it"""
 
     @classmethod
     def of(cls, target: Tensor) -> Slot:
@@ -51,12 +51,12 @@ class Layer(NamedTuple):
     any"""
     output: Matrix
     attention_norm: NormWeights | None
-    """Of what attention adds"""
+    """The norm of attention's result"""
     mlp_norm: NormWeights | None
     gate_up: Matrix
     down: Matrix
     output_norm: NormWeights | None
-    """Of what the MLP adds"""
+    """The norm of the MLP's result"""
 
     def tensors(self) -> list[Tensor]:
         """Return all parameters that there are, in order."""
@@ -214,7 +214,7 @@ def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names:
 
 
 def rope_rows(spec: ModelSpec, kind: LayerSpec, names: Names, name: str, number: int) -> Tensor | None:
-    """Return the order of a module's outputs in which kernels rotate heads, int64; None for their own order."""
+    """Return the kernels' order of a module's outputs, int64; None for the checkpoint's own. See `RopeConfig.order`."""
     at = kind.attention
     if name != "qkv" or at.rope is None or number == 2:
         return None

@@ -1,4 +1,4 @@
-"""What families read in common from a config.json: sizes, activations, windows and ropes. Imports no torch."""
+"""Fields that families read alike from a config.json: sizes, activations, windows and ropes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def windows(
 
 
 def windowed(attention: AttentionSpec, window: int) -> AttentionSpec:
-    """Return attention with a window of so many tokens, 0 for none."""
+    """Return attention with a window of this many tokens, 0 for none."""
     return replace(attention, reach=Reach.WINDOW, size=window) if window else attention
 
 

@@ -1,4 +1,4 @@
-"""What a decoder is made of: sizes, layers, and all that a family may differ in. Imports no torch.
+"""The parts of a decoder: sizes, layers, and everything that differs from family to family. Imports no torch.
 
 A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and sizes, bytes and operations follow from it.
 """
@@ -14,7 +14,7 @@ from gapless.kernels.kinds import Activation, Reach
 
 
 class NormOrder(Enum):
-    """The places of a layer's norms, and what its MLP reads. x are the hidden states that a layer adds to."""
+    """The places of a layer's norms, and the input of its MLP. A layer adds to the hidden states x."""
 
     PRE = "pre"
     """x += attention(norm(x)); x += mlp(norm(x))"""
@@ -55,14 +55,14 @@ class RopeConfig:
     share: float = 1.0
     """Part of a head's dimensions that is rotated, its first ones"""
     interleaved: bool = False
-    """Whether neighbouring dimensions are a pair, and not those half of the rotated ones apart"""
+    """Whether neighbouring dimensions are a pair; else pairs are half of the rotated dimensions apart"""
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of rotated dimensions of a head."""
         return int(head_dim * self.share)
 
     def order(self, head_dim: int) -> list[int]:
-        """Return the dimensions of a head in the order in which kernels rotate them: pairs are half a head apart."""
+        """Return the dimensions of a head in the order of kernels, which rotate pairs half a head apart."""
         rotated = self.rotated(head_dim)
         pairs = [(2 * i, 2 * i + 1) if self.interleaved else (i, i + rotated // 2) for i in range(rotated // 2)]
         pairs += [(i, i + (head_dim - rotated) // 2) for i in range(rotated, rotated + (head_dim - rotated) // 2)]
@@ -86,7 +86,7 @@ class AttentionSpec:
     """Index of its rope among the model's; None: no rotation"""
     qk_norm: QKNorm = QKNorm.NONE
     bias: bool = False
-    """Of queries, keys and values"""
+    """Whether queries, keys and values have one"""
     output_bias: bool = False
 
 
@@ -108,9 +108,9 @@ class LayerSpec:
     mlp: MlpSpec
     order: NormOrder = NormOrder.PRE
     residual: float = 1.0
-    """Factor of what attention and MLP add"""
+    """Factor of the results of attention and MLP"""
     group: int = 0
-    """Its page group"""
+    """The index of its page group"""
 
     def products(self, hidden: int) -> dict[str, ProductSpec]:
         """Return its products by name; H is `hidden`."""
@@ -129,7 +129,7 @@ class ProductSpec(NamedTuple):
 
     inputs: int
     outputs: tuple[int, ...]
-    """Of each of its projections"""
+    """Outputs of each of its projections"""
     bias: bool
 
 

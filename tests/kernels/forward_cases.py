@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gapless.kernels import plain
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.seam import Kernels
+from gapless.kernels.views import NormWeights
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import read_model_config
 from gapless.model.decoder import Decoder
@@ -76,10 +77,11 @@ def models(
 
 
 def _named(params: Params) -> Iterator[tuple[str, Tensor]]:
-    yield from (("embedding", params.embedding), ("norm", params.norm), ("head", params.head))
+    yield from (("embedding", params.embedding), ("norm", params.norm.weight), ("head", params.head))
     for layer in params.layers:
         for name, part in layer._asdict().items():
             tensors = part.named().values() if isinstance(part, Matrix) else (part,)
+            tensors = part if isinstance(part, NormWeights) else tensors
             yield from ((name, tensor) for tensor in tensors if tensor is not None)
 
 

@@ -25,7 +25,7 @@ from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
-from gapless.kernels.views import Attend
+from gapless.kernels.views import Attend, Reach
 
 GPUS = {
     capability: Arch("nvidia", divmod(capability, 10), 132, shared) for capability, shared in aot.SHARED_LIMITS.items()
@@ -154,10 +154,31 @@ class InvariantProduct(NamedTuple):
         return aot.build(invariant_linear_triton.product_kernel, capability, types, constants, **how)
 
 
+class Kind(NamedTuple):
+    """What a layer asks for, as constants of a kernel."""
+
+    reach: Reach = Reach.CAUSAL
+    size: int = 0
+    cap: float = 0.0
+    sinks: bool = False
+    spans: bool = False
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        absent = {name: None for name in ("sinks", "spans") if not getattr(self, name)}
+        return {"REACH": int(self.reach), "SIZE": self.size, "CAP": self.cap, **absent}
+
+
+GEMMA2, GEMMA3 = Kind(Reach.WINDOW, 4096, 50.0), Kind(Reach.WINDOW, 1024, spans=True)
+GPT_OSS, LLAMA4 = Kind(Reach.WINDOW, 128, sinks=True), Kind(Reach.CHUNK, 8192)
+EVERYTHING = Kind(Reach.WINDOW, 1024, 30.0, True, True)
+
+
 class InvariantAttention(NamedTuple):
     dim: int
     group: int = 2
     dtype: str = "bf16"
+    kind: Kind = Kind()
 
     def build(self, capability: int) -> aot.Resources:
         kernel = invariant_attention_triton.attention_kernel
@@ -167,15 +188,23 @@ class InvariantAttention(NamedTuple):
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
             "LEAST": invariant_attention_triton.LEAST_IN_SEGMENT, "MOST": invariant_attention_triton.MOST_SEGMENTS,
+            **self.kind.constants,
         }  # fmt: skip
-        known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
-        known |= dict.fromkeys(("partial", "sums"), "*fp32") | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
+        known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
+        known |= (
+            {"spans": "*i32"}
+            | dict.fromkeys(("partial", "sums", "sinks"), "*fp32")
+            | dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
+        )
         types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
         free = ("layer", "tokens", "chunks", "single", "most", *invariant_attention_triton.TABLES)
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
 
-INVARIANT = (InvariantProduct(1), InvariantProduct(2048), InvariantAttention(64), InvariantAttention(128))
+INVARIANT = (
+    InvariantProduct(1), InvariantProduct(2048), InvariantAttention(64), InvariantAttention(128),
+    InvariantAttention(64, 8, kind=GPT_OSS), InvariantAttention(128, kind=EVERYTHING),
+)  # fmt: skip
 
 
 def instructions(ptx: str) -> set[str]:
@@ -188,7 +217,7 @@ def instructions(ptx: str) -> set[str]:
 @pytest.mark.parametrize("variant", INVARIANT, ids=str)
 def test_an_invariant_kernel_fits_its_gpu(variant, capability):
     found = variant.build(capability)
-    assert found.trouble(capability) == []
+    assert found.trouble(capability, IN_LOOPS * (getattr(variant, "kind", Kind()) != Kind())) == []
     assert "cp.async" in found.ptx and instructions(found.ptx)
 
 
@@ -242,6 +271,7 @@ class Attention(NamedTuple):
     turn: bool = False
     many: bool = False
     split: bool = False
+    kind: Kind = Kind()
 
     def build(self, capability: int) -> aot.Resources:
         kernel = getattr(attention_triton, f"{self.kernel}_kernel")
@@ -263,14 +293,14 @@ class Attention(NamedTuple):
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
             "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
-            "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split,
+            "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split, **self.kind.constants,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
-        known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "scale": "fp32"}
-        known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32"}
+        known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
+        known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32", "spans": "*i32"}
         known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
-        known |= dict.fromkeys(("partial", "logs"), "*fp32")
+        known |= dict.fromkeys(("partial", "logs", "sinks"), "*fp32")
         return known.get(name, "i32")
 
 
@@ -285,9 +315,17 @@ SHARING = (
     LONG._replace(dim=64, group=7),
 )
 """What Llama, Qwen2 and models of heads of 96 run in steps of few rows"""
-MOVED_ASIDE, IN_MEMORY = 8, 128
+MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
+ASKED = [
+    *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
+      for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
+    DECODE._replace(group=4, kind=LLAMA4), DECODE._replace(kind=EVERYTHING), PREFILL._replace(dim=256, kind=GEMMA3),
+    PREFILL._replace(group=4, kind=LLAMA4, split=True), Attention("combine", 128, kind=EVERYTHING),
+    Attention("combine_chunks", 128, kind=GPT_OSS),
+]  # fmt: skip
+"""What layers with windows, chunks, caps, sinks and spans run"""
 FITS = [
     *((one, 90, 0) for one in (DECODE, PREFILL, TURNS, LONG, PREFILL._replace(split=True))),
     *((one._replace(dim=64), 90, 0) for one in (DECODE, LONG, PREFILL)),
@@ -300,6 +338,8 @@ FITS = [
     *((one, 120, IN_MEMORY * (one.kernel == "prefill")) for one in (TURNS, LONG, DECODE, PREFILL)),
     *((one, gpu, 0) for one in (LONG._replace(group=7), DECODE._replace(dim=256)) for gpu in (86, 120)),
     *((PREFILL._replace(dim=256), gpu, IN_MEMORY) for gpu in (86, 120)),
+    *((one, 90, IN_LOOPS) for one in ASKED),
+    *((one._replace(kind=kind), 100, IN_LOOPS) for one, kind in ((LONG, EVERYTHING), (PREFILL, GEMMA2))),
 ]
 
 

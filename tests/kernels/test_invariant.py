@@ -17,6 +17,7 @@ from gapless.kernels import invariant_linear_triton as linear
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
 from gapless.kernels.library_triton import counters
 from gapless.kernels.tiles import AttentionTiles, InvariantProduct, ProductTiles, choose_tiles
+from gapless.kernels.views import Attend
 
 SMALL = AttentionTiles(16, 16, 4, 2)
 pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
@@ -56,7 +57,7 @@ def prefill(
     places = (torch.tensor(numbers, device=device) for numbers in (starts, ends))
     start, kv_lens = places
     return attention.invariant_prefill(
-        q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, scale, max(sizes), tiles=tiles
+        q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, None, *Attend(scale), max(sizes), tiles=tiles
     )
 
 
@@ -178,7 +179,7 @@ def test_inert_chunks_and_padding_stay_finite(implementation):
     starts, kv_lens = torch.tensor([0, 20, 37, 40, 40]), torch.tensor([40, 1, 30, 1])
     rows = torch.cat([batch.rows, torch.zeros(1, dtype=torch.int64)])
     got = attention.invariant_prefill(
-        q, batch.cache, LAYER, batch.page_table, rows, starts, kv_lens, 0.3, 20, tiles=SMALL
+        q, batch.cache, LAYER, batch.page_table, rows, starts, kv_lens, None, *Attend(0.3), 20, tiles=SMALL
     )
     assert got.isfinite().all() and not got[40:].any() and got[:40].any(1).sum() >= 23
     for shares in (1, 3):
