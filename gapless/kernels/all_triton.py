@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapless.kernels import unpack
-from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.adapt_triton import adapt
 from gapless.kernels.adjust_triton import adjust
 from gapless.kernels.ahead_triton import ahead
@@ -20,7 +20,7 @@ from gapless.kernels.linear import TorchLinear
 from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.matrix import DENSE
 from gapless.kernels.mixed_triton import begin_mixed
-from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
+from gapless.kernels.norm_triton import triton_add_rms_norm, triton_layer_norm, triton_rms_norm
 from gapless.kernels.pages_triton import triton_copy_pages
 from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
@@ -32,10 +32,11 @@ TRITON_KERNELS = Kernels(
     name="triton",
     products={DENSE.name: TorchLinear},
     rms_norm=triton_rms_norm,
+    layer_norm=triton_layer_norm,
     add_rms_norm=triton_add_rms_norm,
     angles=triton_angles,
     rope_and_write=unpack.rope_and_write(triton_rope_and_write),
-    silu_mul=triton_silu_mul,
+    activate=triton_activate,
     decode_attention=unpack.decode_attention(triton_decode_attention),
     prefill_attention=unpack.prefill_attention(triton_prefill_attention),
     cut=cut,

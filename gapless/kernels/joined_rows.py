@@ -13,8 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import linear as product_of
 
-from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.few_rows import rotate_and_attend, weights
+from gapless.kernels.kinds import Activation
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.seam import FastWay, LayerProduct
@@ -83,7 +84,8 @@ class JoinedOps:
         return found
 
     def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        found: Tensor = triton_silu_mul(*self.product(y, product))
+        y, *adapted = self.product(y, product)
+        found: Tensor = triton_activate(y, Activation.SILU, True, *adapted)
         return found
 
     def end(self, y: Tensor) -> Tensor:

@@ -6,22 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, relu, silu
 
 from gapless.kernels.kinds import Activation
 from gapless.kernels.seam import Kernels, LayerProduct
 from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
-
-
-def activated(x: Tensor, kind: Activation, gated: bool) -> Tensor:
-    if gated:
-        left, right = x.chunk(2, dim=-1)
-        return activated(left, kind, False) * right
-    if kind is Activation.SILU:
-        return silu(x)
-    if kind in (Activation.GELU, Activation.GELU_TANH):
-        return gelu(x, approximate="tanh" if kind is Activation.GELU_TANH else "none")
-    return relu(x) if kind is Activation.RELU else relu(x).square()
 
 
 class SeparateOps:
@@ -47,13 +35,12 @@ class SeparateOps:
         if norm is None:
             return x
         if self.centered:
-            weight, bias = norm
-            return layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(x.dtype)
+            return self.kernels.layer_norm(x, *norm, self.eps)
         return self.kernels.rms_norm(x, norm.weight, self.eps)
 
     def activated(self, x: Tensor, kind: Activation, gated: bool) -> Tensor:
         """Return the function of x [T, I], or of its left half [T, 2I] times the right one."""
-        return activated(x, kind, gated)
+        return self.kernels.activate(x, kind, gated)
 
     def product(self, y: Tensor, product: LayerProduct) -> Tensor:
         found = product.linear(y)
@@ -77,7 +64,7 @@ class SeparateOps:
         return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)
 
     def gated(self, y: Tensor, product: LayerProduct) -> Tensor:
-        return self.kernels.silu_mul(self.product(y, product))
+        return self.kernels.activate(self.product(y, product), Activation.SILU, True)
 
     def end(self, y: Tensor) -> Tensor:
         return y

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and with the residual's addition before it, in Triton. One program a row."""
+"""RMSNorm, alone and with the residual's addition before it, and LayerNorm, in Triton. One program a row."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -53,6 +53,23 @@ def add_rms_norm_kernel(
     tl.store(out + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def layer_norm_kernel(
+    x, weight, bias, out, eps, WIDTH: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):
+    column = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    inside = column < WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(inside, value - tl.sum(value, axis=0) / WIDTH, 0.0)
+    value *= tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
+    if WEIGHTED:
+        value *= tl.load(weight + column, mask=inside, other=0.0)
+    if BIASED:
+        value += tl.load(bias + column, mask=inside, other=0.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
 def _warps(block: int) -> int:
     """Return the warps for eight values a thread: one 16-byte load of a 16-bit dtype."""
     return min(16, max(1, block // 256))
@@ -91,5 +108,20 @@ def add_rms_norm(
     return out
 
 
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return `x` [T, H] less its mean, over its standard deviation, times `weight` [H], plus `bias` [H], both float32;
+    computed in float32."""
+    assert x.is_contiguous() and all(part is None or part.is_contiguous() for part in (weight, bias))
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    layer_norm_kernel[(rows,)](
+        x, x if weight is None else weight, x if bias is None else bias, out, eps, width, weight is not None,
+        bias is not None, block, num_warps=_warps(block),
+    )  # fmt: skip
+    return out
+
+
+triton_layer_norm = operator(layer_norm)
 triton_rms_norm = operator(rms_norm)
 triton_add_rms_norm = operator(add_rms_norm, "x")

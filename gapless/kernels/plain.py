@@ -3,15 +3,18 @@ operations, which would gain nothing here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu
+from torch.nn.functional import gelu, pad, silu
 
 from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
+from gapless.kernels.kinds import Activation
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
@@ -21,6 +24,10 @@ from gapless.kernels.views import KV, Counts, Rotation
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return torch.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,9 +61,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: silu,
+    Activation.GELU: gelu,
+    Activation.GELU_TANH: partial(gelu, approximate="tanh"),
+    Activation.RELU: torch.relu,
+    Activation.RELU2: lambda x: torch.relu(x).square(),
+}
+
+
+def activate(x: Tensor, kind: Activation, gated: bool) -> Tensor:
+    function = ACTIVATIONS[kind]
+    if not gated:
+        return function(x.float()).to(x.dtype)
+    gate, up = x.chunk(2, dim=-1)
+    return (function(gate.float()) * up).to(x.dtype)
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
@@ -160,6 +179,6 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", {}, rms_norm, add_rms_norm, angles, rope_and_write, silu_mul, None, None, cut, sample,
+    "torch", {}, rms_norm, layer_norm, add_rms_norm, angles, rope_and_write, activate, None, None, cut, sample,
     begin_decode, finish, score, accept, look_up,
 )  # fmt: skip

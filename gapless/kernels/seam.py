@@ -18,6 +18,7 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
+from gapless.kernels.kinds import Activation
 from gapless.kernels.masks import mask, reply
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
@@ -128,6 +129,8 @@ class Kernels(NamedTuple):
     """The products by weights of some layouts, by name; see `matrix.WeightLayout.product`, which serves the others"""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [T, H], weight float32 [H], eps) -> [T, H], computed in float32"""
+    layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
+    """(x [T, H], weight and bias float32 [H] or None, eps) -> [T, H], computed in float32"""
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     """(x [T, H], delta [T, H], weight, eps): x += delta in place, rounded to x's dtype; returns the norm of the sum"""
     angles: Callable[[Tensor, Tensor], Tensor]
@@ -136,8 +139,9 @@ class Kernels(NamedTuple):
     rope_and_write: Callable[[Tensor, Rotation, KV, Tensor], None]
     """(qkv [T, Q + 2K, D], rotation, kv, slots int64 [T]): norms and rotates queries and keys in place, then
     writes keys and values to the cache. Computed in float32. Tokens of inert rows write to the null page."""
-    silu_mul: Callable[[Tensor], Tensor]
-    """[T, 2I], gate left and up right -> silu(gate) * up [T, I]"""
+    activate: Callable[[Tensor, Activation, bool], Tensor]
+    """(x, kind, gated) -> [T, I], computed in float32: of gated x [T, 2I] the function of the left half times the right
+    half, else the function of x [T, I]"""
     decode_attention: Callable[[Tensor, KV, RowBatch, Attend], Tensor] | None
     """(q [B, Q, D], kv, batch of B rows, attend) -> [B, Q * D] in q's dtype, computed in float32. q may be a strided
     view. None: the model gathers and calls torch."""

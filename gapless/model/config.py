@@ -93,11 +93,12 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
         return model.max_position_embeddings
     if engine.max_model_len > model.length_limit:
         longest, scaled = model.max_position_embeddings, model.length_limit
+        other = "" if model.spec.positions else ", or write rope_scaling into config.json, in a copy of the checkpoint"
         raise ConfigError(
             f"max_model_len ({engine.max_model_len}) must not exceed what the model is made for: "
-            f"max_position_embeddings is {longest}"
+            + (f"it has {longest} positions" if model.spec.positions else f"max_position_embeddings is {longest}")
             + (f", with its rope scaling {scaled}: " if scaled > longest else ": ")
-            + f"ask for {scaled} or less, or write rope_scaling into config.json, in a copy of the checkpoint"
+            + f"ask for {scaled} or less{other}"
         )
     return engine.max_model_len
 
@@ -185,7 +186,7 @@ def _refuse_unsupported(fields: Fields, architecture: str, family: Family) -> No
                 name, f"changes what the model computes, as {architecture} here does not: leave it out"
             )
     for name in MUST_BE_TRUE:
-        if not fields.flag(name, True):
+        if name not in family.reads and not fields.flag(name, True):
             raise fields.error(name, "must be true: only decoders are supported")
 
 

@@ -29,10 +29,11 @@ GENERATION_FIELDS: Values = dict.fromkeys(_GENERATION_ANY.split(), ()) | _NEUTRA
 _CONFIG_ANY = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation
     _experts_implementation_internal _flash_attn_2_enabled _name_or_path attention_dropout attn_implementation
-    chunk_size_feed_forward cls_token_id cross_attention_hidden_size embd_pdrop experts_implementation
+    attn_pdrop chunk_size_feed_forward cls_token_id cross_attention_hidden_size embd_pdrop experts_implementation
     finetuning_task gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_llama_config
-    label2id mask_token_id name_or_path num_labels num_nextn_predict_layers prefix pretraining_tp problem_type
-    resid_pdrop return_dict rope_parameters.finetuned rope_scaling.finetuned sep_token_id task_specific_params
+    label2id mask_token_id name_or_path n_ctx num_labels num_nextn_predict_layers prefix pretraining_tp problem_type
+    resid_pdrop return_dict rope_parameters.finetuned rope_scaling.finetuned sep_token_id
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
     tf_legacy_loss tie_encoder_decoder tie_last_hidden_states tokenizer_class torchscript transformers.js_config
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_return_dict
 """
@@ -40,7 +41,14 @@ _SAMPLING_OF_OLD_CONFIGS: Values = {
     **dict.fromkeys(("repetition_penalty", "temperature", "top_p"), (1,)),
     **{"max_length": (20,), "top_k": (50,)},
 }
-CONFIG_FIELDS: Values = GENERATION_FIELDS | _SAMPLING_OF_OLD_CONFIGS | dict.fromkeys(_CONFIG_ANY.split(), ())
+_OF_COHERE: Values = {
+    **dict.fromkeys(("use_embedding_sharing", "use_gated_activation", "use_parallel_block"), (True,)),
+    **{"layer_switch": (4,), "order_of_interleaved_layers": ("local_attn_first",)},
+    **{"position_embedding_type": ("rope_gptj",), "use_parallel_embedding": (True,)},
+}
+CONFIG_FIELDS: Values = (
+    GENERATION_FIELDS | _SAMPLING_OF_OLD_CONFIGS | _OF_COHERE | dict.fromkeys(_CONFIG_ANY.split(), ())
+)
 """Fields of config.json, which held what generation_config.json does in old checkpoints"""
 
 _OTHER_FORWARD = """

@@ -52,7 +52,8 @@ class Sizes(NamedTuple):
         """The first fields of an `AttentionSpec`."""
         return self.query_heads, self.kv_heads, self.head_dim
 
-    def activation(self, fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+    @staticmethod
+    def activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
         """Read the function of the MLP."""
         value = fields.text(name, default)
         if value not in ACTIVATIONS:
@@ -67,6 +68,13 @@ class Sizes(NamedTuple):
             more["ropes"] = (read_rope(fields),)
         tied = fields.flag("tie_word_embeddings", tied)
         return ModelSpec(self.vocab, self.hidden, tuple(layers), norm, tied=tied, **more)
+
+
+def window_size(fields: Fields, default: int = 4096) -> int:
+    """Return the tokens of a model's windows, which null does not take away."""
+    if fields.values.get("sliding_window", default) is None:
+        raise fields.foreign("sliding_window", "must be a whole number: layers of this family have windows", "null")
+    return fields.whole("sliding_window", default)
 
 
 def windows(
@@ -94,15 +102,16 @@ def windowed(attention: AttentionSpec, window: int) -> AttentionSpec:
     return replace(attention, reach=Reach.WINDOW, size=window) if window else attention
 
 
-def read_rope(fields: Fields, partial: bool = False) -> RopeConfig:
+def read_rope(fields: Fields, partial: bool = False, theta: float = 10_000.0) -> RopeConfig:
     """Read the only rope of a model, in both spellings: `rope_parameters` of transformers 5, and `rope_scaling` of
-    before, which counts beside it. partial: part of a head may be rotated. Raises Foreign for other ropes."""
+    before, which counts beside it. partial: part of a head may be rotated. theta: the default base. Raises Foreign for
+    other ropes."""
     names = ["rope_scaling", "rope_parameters"]
     name, other = names if fields.values.get(names[0]) else names[::-1]
     rope = fields.sub(name)
     if "full_attention" in rope:
         raise rope.foreign("full_attention", "must not be there: one rope for all layers is supported")
-    theta = rope.real("rope_theta", fields.real("rope_theta", 10_000.0, above=0.0), above=0.0)
+    theta = rope.real("rope_theta", fields.real("rope_theta", theta, above=0.0), above=0.0)
     if fields.real("rope_theta", theta) != theta:
         fields.unused("rope_theta", f"{name}.rope_theta counts")
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")

@@ -7,9 +7,9 @@ copies go to the memory that captured graphs read. What drafts for the model kee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,19 +44,32 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
         raise CheckpointError(f"{directory}: new weights need a native model, and {known.architecture} is computed by "
                               "the Transformers backend: start an engine with them")  # fmt: skip
     config = own_head(directory, read_model_config(directory), dtype)
-    for name in [field.name for field in fields(config) if field.name not in OF_THE_START]:
-        new, old = getattr(config, name), getattr(known, name)
-        if new != old:
-            raise CheckpointError(
-                f"{directory}/config.json: {name} is {new}, and the engine runs a model with {old}: only weights of "
-                "the same architecture can take its place; start an engine with this one"
-            )
+    for name, new, old in _differences("", config, known):
+        raise CheckpointError(
+            f"{directory}/config.json: {name} is {new}, and the engine runs a model with {old}: only weights of "
+            "the same architecture can take its place; start an engine with this one"
+        )
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
     read_params(params, directory, config)
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)
+
+
+def _differences(name: str, new: Any, old: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost fields that differ: their names and both values, or lengths."""
+    if is_dataclass(new) and type(new) is type(old):
+        for field in fields(new):
+            if field.name not in OF_THE_START:
+                yield from _differences(field.name, getattr(new, field.name), getattr(old, field.name))
+    elif isinstance(new, tuple) and isinstance(old, tuple):
+        if len(new) != len(old):
+            yield name, len(new), len(old)
+        for one, other in zip(new, old, strict=False):
+            yield from _differences(name, one, other)
+    elif new != old:
+        yield name, new, old
 
 
 def put_weights(model: Decoder, params: Params) -> Iterator[bool]:

@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other, wan
     (pickled / "pytorch_model.bin").write_bytes(b"no tensors")
     cases = {
         checkpoint(tmp_path / "layers", num_hidden_layers=1): "config.json: layers is 1, and the engine runs a model",
-        checkpoint(tmp_path / "theta", rope_theta=123.0): "config.json: rope is",
+        checkpoint(tmp_path / "theta", rope_theta=123.0): "config.json: theta is",
         short: f"tensor '{last}' is missing",
         wide: f"tensor '{last}' has shape",
         cut: "truncated",

@@ -18,9 +18,10 @@ from kernels.sampling_oracle import ALL, Setting, tables_of
 from kernels.step_tables import LONGEST, MARK, MAX_PAGES, PAGE_SIZE, SLOTS, STEP, packet
 
 from gapless.kernels import cut_triton, sampling_triton
-from gapless.kernels.activation_triton import triton_silu_mul
+from gapless.kernels.activation_triton import triton_activate
 from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
+from gapless.kernels.kinds import Activation
 from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
@@ -91,7 +92,7 @@ def test_a_captured_layer_and_its_sampling_follow_their_buffers():
             x,
             qkv,
             cache,
-            triton_silu_mul(gate_up),
+            triton_activate(gate_up, Activation.SILU, True),
             *sampling_triton.sample(logits, *made, None),
             made[1].state.clone(),
         )

@@ -261,19 +261,30 @@ void check_attention() {
 template <typename T>
 void check_elements() {
   Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
+  Worst layer{std::string("layer norm ") + NAME<T>}, gelu{std::string("gelu ") + NAME<T>};
   for (int64_t size : {8, 70, 256}) {
     const auto weight = numbers<float>(size);
     const auto x = numbers<T>(3 * size), both = numbers<T>(3 * 2 * size);
-    std::vector<T> out(3 * size), gated(3 * size);
+    std::vector<T> out(3 * size), gated(3 * size), centred(3 * size), alone(3 * 2 * size);
     rms_norm(x.data(), size, weight.data(), 3, size, 1e-6f, out.data());
-    silu_mul(both.data(), 3, size, gated.data());
+    activate(both.data(), 3, size, SILU, true, gated.data());
+    layer_norm(x.data(), size, weight.data(), weight.data(), 3, size, 1e-6f, centred.data());
+    activate(both.data(), 3, 2 * size, GELU, false, alone.data());
+    for (int64_t i = 0; i < 6 * size; i++) {
+      const double a = to_float(both[i]), want = a * std::erfc(-a / std::sqrt(2.0)) / 2;
+      gelu.take(to_float(alone[i]), want, 3 * HALF<T> + 1e-6);
+    }
     for (int64_t r = 0; r < 3; r++) {
-      double squares = 0;
+      double squares = 0, total = 0;
       for (int64_t i = 0; i < size; i++) squares += std::pow(to_float(x[r * size + i]), 2);
+      for (int64_t i = 0; i < size; i++) total += to_float(x[r * size + i]);
+      const double mean = total / size, deviation = std::sqrt(squares / size - mean * mean + 1e-6);
       for (int64_t i = 0; i < size; i++) {
         const double a = to_float(both[r * 2 * size + i]), b = to_float(both[r * 2 * size + size + i]);
         const double want = to_float(x[r * size + i]) / std::sqrt(squares / size + 1e-6) * to_float(weight[i]);
         norm.take(to_float(out[r * size + i]), want, 3 * HALF<T> * std::fabs(want) + 1e-5);
+        const double moved = ((to_float(x[r * size + i]) - mean) / deviation + 1) * to_float(weight[i]);
+        layer.take(to_float(centred[r * size + i]), moved, 3 * HALF<T> * std::fabs(moved) + 2e-5);
         gate.take(to_float(gated[r * size + i]), a / (1 + std::exp(-a)) * b, 3 * HALF<T> + 1e-6);
       }
     }

@@ -27,18 +27,19 @@ from gapless.kernels import (
     score_triton,
     suffixes_triton,
 )
-from gapless.kernels.activation_triton import silu_mul_kernel
+from gapless.kernels.activation_triton import activate_kernel
 from gapless.kernels.adapt_fused_triton import MOST_HELD, NORM_WARPS, adapted_norm_kernel
 from gapless.kernels.adjust_triton import ADJUST_BLOCK, adjust_kernel
 from gapless.kernels.begin_triton import begin_decode_kernel
 from gapless.kernels.finish_triton import finish_kernel, stops_at_once
+from gapless.kernels.kinds import Activation
 from gapless.kernels.layout import line_words, score_words
 
 VOCAB, HISTORY, SPLITS = 151_936, 40_960, 75
 GPUS = (90, 80, 100)
-HALF = ("x", "y", "delta", "gate_up", "qkv", "cache", "lines", "changed", "down", "up")
+HALF = ("x", "y", "delta", "qkv", "cache", "lines", "changed", "down", "up")
 LONG = ("slots", "positions", "by_row", "by_token", "adapters")
-REAL = ("weight", "qk_norm", "angles", "norm", "inner", "parts", "table", "values", "noisy", "sums", "adjusted")
+REAL = ("weight", "bias", "qk_norm", "angles", "norm", "inner", "parts", "table", "values", "noisy", "sums", "adjusted")
 NUMBERS = (
     "count", "batch", "writes", "admissions", "decode", "splits", "samples", "slot_words", "mail_words", "factor",
     "least", "src_stride", "dst_stride", "used", "first", "second", "last", "M", "layer", "top_k", "level", "shift",
@@ -86,7 +87,7 @@ def builds() -> Iterator[tuple[str, Build]]:
 
 NO_ADAPTERS = {"RANK": 0, "INNER_ROW": 0, "INNER_SLOT": 0, "inner": None, "adapters": None, "lines": None, "up": None}
 ADD_NORM = {"WIDTH": 8192, "ROW": 8192, "BLOCK": 8192}
-SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512}
+SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512, "KIND": 0, "GATED": True}
 ROPE = {
     "ROW": 4096, "ANGLES_ROW": 128, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
     "HEADS": 4, "BLOCK": 64,
@@ -103,9 +104,14 @@ def elementwise() -> Iterator[tuple[str, Build]]:
     sizes = {"WIDTH": 128, "MAX_LEN": HISTORY, "BLOCK": 128}
     yield "angles", Build(rope_triton.angles_kernel, sizes, 1, {"out": "*fp32"}, registers=64, look=eight_at_a_time)
     yield "rms_norm", Build(norm_triton.rms_norm_kernel, rms, 4, out, registers=64, look=eight_at_a_time)
+    sizes = {"WIDTH": 4096, "WEIGHTED": True, "BIASED": True, "BLOCK": 4096}
+    yield "layer_norm", Build(norm_triton.layer_norm_kernel, sizes, 16, out, registers=64, look=eight_at_a_time)
+    for kind in list(Activation)[1:]:
+        sizes = SILU | NO_ADAPTERS | {"KIND": int(kind), "GATED": False}
+        yield f"activate {kind.name}", Build(activate_kernel, sizes, 2, out, (), 64, look=eight_at_a_time)
     kinds = {
         "add_rms_norm": (norm_triton.add_rms_norm_kernel, ADD_NORM, 16, 16),
-        "silu_mul": (silu_mul_kernel, SILU, 2, 4),
+        "activate": (activate_kernel, SILU, 2, 4),
         "rope_and_write": (rope_triton.rope_and_write_kernel, ROPE, 1, 2),
     }
     for name, (kernel, sizes, warps, more) in kinds.items():

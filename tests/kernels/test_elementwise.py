@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import NamedTuple
 
 import pytest
 import torch
 from implementations import F32, runs
 from native_kernels import load_native
-from products import gated, normed, random
+from products import normed, random
 from torch import Tensor
 
+from gapless.kernels.kinds import Activation
 from gapless.kernels.views import KV, Rotation
 
 # Half a unit in the last place, with room for float32 sums.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+FUNCTIONS = {
+    Activation.SILU: lambda x: x * x.sigmoid(),
+    Activation.GELU: lambda x: x * torch.special.ndtr(x),
+    Activation.GELU_TANH: lambda x: x * (1 + ((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh()) / 2,
+    Activation.RELU: lambda x: x.clamp(min=0),
+    Activation.RELU2: lambda x: x.clamp(min=0) ** 2,
+}
+
+
+def close(found: Tensor, expected: Tensor, room: int = 1) -> None:
     """`expected` is float64; errors are relative to the value or, where that is small, to one."""
-    tolerance = ROUNDING[found.dtype]
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    tolerance = room * ROUNDING[found.dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @runs(
@@ -50,11 +62,25 @@ def test_rms_norms_equal_float64(implementation, rows, width):
 
 
 @runs("rows, width", [(1, 3), (4, 512), (3, 1300)], native=[(7, 40), (7, 3072)], cuda=[(300, 1300), (64, 3072)])
-def test_silu_and_product_equal_float64(implementation, rows, width):
-    for dtype in implementation.dtypes if implementation.name != "torch" else (F32,):  # torch rounds the gate
-        x = random((rows, 2 * width), dtype, implementation.device, 4, 4.0)
-        x[0, 0], x[0, 1] = -200.0, 200.0
-        close(implementation.kernels.silu_mul(x), gated(x.double()))
+def test_activations_equal_float64(implementation, rows, width):
+    for dtype, gated, (kind, function) in itertools.product(implementation.dtypes, (True, False), FUNCTIONS.items()):
+        x = random((rows, 2 * width if gated else width), dtype, implementation.device, 4, 4.0)
+        x[0, 0], x[0, 1], x[-1, -1] = -200.0, 60.0, torch.nan
+        gelu = "GELU" in kind.name  # 1 + erf(x) of a negative x cancels
+        gate, up = x.double().chunk(2, dim=-1) if gated else (x.double(), 1.0)
+        close(implementation.kernels.activate(x, kind, gated), function(gate) * up, room=4 if gelu else 1)
+
+
+@runs("rows, width", [(1, 1), (2, 7), (3, 1000)], native=[(100, 40), (5, 1024)], cuda=[(257, 1024), (5, 2560)])
+def test_layer_norms_equal_float64(implementation, rows, width):
+    for dtype, weighted, biased in itertools.product(implementation.dtypes, (True, False), (True, False)):
+        x = random((rows, width), dtype, implementation.device, 1, 3.0) + 20  # a mean far from zero
+        weight, bias = (random((width,), F32, implementation.device, seed) for seed in (2, 3))
+        weight, bias = weight if weighted else None, bias if biased else None
+        x[0] = 5.0  # without a deviation
+        wide = [None if part is None else part.double() for part in (weight, bias)]
+        want = torch.nn.functional.layer_norm(x.double(), (width,), *wide, 1e-5)
+        close(implementation.kernels.layer_norm(x, weight, bias, 1e-5), want, room=4)
 
 
 class RopeShape(NamedTuple):

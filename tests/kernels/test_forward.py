@@ -32,7 +32,7 @@ down. A step of two layers has about twenty roundings in sequence, and weights a
 error by up to three: plain torch in bfloat16 is at 0.016. A row of 700 entries that misses one is at 0.04."""
 FEW = Counter(normed_linear=2 * LAYERS, rotated_decode=LAYERS, linear_add=2 * LAYERS, rms_norm=1)
 ANY = Counter(
-    rms_norm=1, add_rms_norm=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, silu_mul=LAYERS
+    rms_norm=1, add_rms_norm=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, activate=LAYERS
 )  # fmt: skip
 """Operators that a step launches: their names say which path it took."""
 SMALLER = {"sm_86": ((8, 6), 99 << 10), "sm_120": ((12, 0), 99 << 10)}
@@ -149,7 +149,7 @@ def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(implementation, nam
     family = SMALL[name] if name == "large" else FAMILIES[name]
     launched, apart = adapted_step(family, rows, tmp_path, "cuda", BF16)
     few = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
-    joined = {"rope_and_write": LAYERS, "silu_mul": LAYERS, "add_rms_norm": 2 * LAYERS}
+    joined = {"rope_and_write": LAYERS, "activate": LAYERS, "add_rms_norm": 2 * LAYERS}
     wanted = few if rows <= MOST_FEW_ROWS else joined
     assert wanted.items() <= launched.items() and "adapt" not in launched and apart < ADAPTED_LIMIT
 

@@ -7,6 +7,7 @@ import torch
 from kernels.native_kernels import load_native
 
 from gapless.kernels import layout as L
+from gapless.kernels.kinds import Activation
 from gapless.kernels.matrix import dense
 from gapless.kernels.views import Attend
 
@@ -88,7 +89,12 @@ CASES = [
     ("add_rms_norm", {"x": torch.ones(T, D), "delta": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [
         {"weight": torch.ones(8)}, {"delta": torch.ones(T, 8)}, {"delta": torch.ones(T - 1, D)},
     ]),
-    ("silu_mul", {"gate_up": PAIRS}, [{"gate_up": torch.ones(T, 7)}, {"gate_up": torch.ones(D)}]),
+    ("activate", {"x": PAIRS, "kind": 0, "gated": True}, [
+        {"x": torch.ones(T, 7)}, {"x": torch.ones(D)}, {"kind": len(Activation)}, {"kind": -1},
+    ]),
+    ("layer_norm", {"x": PAIRS, "weight": torch.ones(D), "bias": torch.ones(D), "eps": 1e-5}, [
+        {"weight": torch.ones(8)}, {"bias": torch.ones(8)}, {"bias": torch.ones(D).half()}, {"x": torch.ones(D)},
+    ]),
     ("join", {"a": PAIRS, "b": PAIRS}, [{"b": torch.ones(T, 8)}, {"b": PAIRS.half()}, {"a": torch.ones(D, T).t()}]),
     ("adapt", {
         "x": PAIRS, "y": torch.ones(T, 6), "slots": longs(T), "down": torch.ones(2, 4, D), "up": torch.ones(2, 4, 6),

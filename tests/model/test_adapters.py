@@ -26,6 +26,7 @@ KINDS = {
     2: {"rank": 16, "use_rslora": True, "size": 0.05},
     3: {"rank": 3, "modules": ["q_proj", "v_proj", "down_proj"]},
 }
+GPT2_MODULES = [["c_attn", "c_proj", "c_fc"], ["c_attn", "mlp.c_proj"]]
 
 
 class AdaptedDriver(Driver):
@@ -51,12 +52,15 @@ def family(request, tmp_path_factory):
     model = load_model(config, CPU)
     merged = {0: theirs}
     for slot, kind in KINDS.items():
+        if request.param.startswith("gpt2"):
+            kind = kind | {"modules": GPT2_MODULES[len(kind.get("modules", ())) > 0]}
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
         Adapter.read(path, model.config, 16).fill(model.adapters.slot(slot), model.config, model.adapters.rank)
         merged[slot] = copy.deepcopy(theirs)
         with torch.no_grad():
             for name, added in additions(path).items():
-                merged[slot].get_parameter(name).add_(added)
+                turned = model.config.names.transposed
+                merged[slot].get_parameter(name).add_(added.mT if turned else added)
     return model, merged
 
 

@@ -74,7 +74,7 @@ def test_a_missing_head_dim_has_its_family_default(tmp_path):
 
 
 BAD_FIELDS = (
-    ("architectures", ["GPT2LMHeadModel"], "Qwen3ForCausalLM"),
+    ("architectures", ["T5ForConditionalGeneration"], "Qwen3ForCausalLM"),
     ("architectures", GONE, "architectures is missing"),
     ("architectures", "LlamaForCausalLM", "architectures"),
     ("auto_map", {"AutoModel": "modeling.Model"}, "asks for code"),

@@ -1,4 +1,4 @@
-// Norms, rotation and the gate of the MLP: each reads its inputs once, computes in float32 and rounds at the end.
+// Norms, rotation and the activation of the MLP: each reads its inputs once, computes in float32 and rounds at the end.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,12 @@ namespace gapless {
 
 template <typename T>
 void rms_norm(const T* x, int64_t x_stride, const float* weight, int64_t rows, int64_t size, float eps, T* out);
+
+// weight and bias [size] or null.
+template <typename T>
+void layer_norm(
+    const T* x, int64_t x_stride, const float* weight, const float* bias, int64_t rows, int64_t size, float eps,
+    T* out);
 
 // x += delta first; x is rounded to its dtype and then normed.
 template <typename T>
@@ -29,7 +35,11 @@ template <typename T>
 void rope_and_write(
     T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, T* cache, const RopeShape& shape);
 
+// As `kinds.Activation`.
+enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU, RELU2 };
+
+// out [rows, size]. Gated: x has as many gates as factors, gates first.
 template <typename T>
-void silu_mul(const T* gate_up, int64_t rows, int64_t size, T* out);
+void activate(const T* x, int64_t rows, int64_t size, Activation kind, bool gated, T* out);
 
 }  // namespace gapless

@@ -45,6 +45,24 @@ Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
   return out;
 }
 
+Tensor layer_norm_op(const Tensor& x, const Maybe& weight, const Maybe& bias, double eps) {
+  for (const Maybe& part : {weight, bias})
+    if (part) {
+      whole(*part);
+      fits(x.dim() == 2 && part->numel() == x.size(1), "layer_norm");
+    }
+  fits(x.dim() == 2, "layer_norm");
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  int64_t stride = row_stride(x);
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    layer_norm<T>(
+        data<T>(x), stride, weight ? data<float>(*weight) : nullptr, bias ? data<float>(*bias) : nullptr, x.size(0),
+        x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
 Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
   whole(x), whole(delta), whole(weight);
   fits(x.dim() == 2 && delta.sizes() == x.sizes() && weight.numel() == x.size(1), "add_rms_norm");
@@ -97,13 +115,13 @@ void rope_and_write_op(
   });
 }
 
-Tensor silu_mul_op(const Tensor& gate_up) {
-  whole(gate_up);
-  fits(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "silu_mul");
-  Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
-  by_dtype(gate_up, [&](auto* t) {
+Tensor activate_op(const Tensor& x, int64_t kind, bool gated) {
+  whole(x);
+  fits(x.dim() == 2 && (!gated || x.size(1) % 2 == 0) && kind >= SILU && kind <= RELU2, "activate");
+  Tensor out = at::empty({x.size(0), x.size(1) / (gated ? 2 : 1)}, x.options());
+  by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    silu_mul<T>(data<T>(gate_up), out.size(0), out.size(1), data<T>(out));
+    activate<T>(data<T>(x), out.size(0), out.size(1), Activation(kind), gated, data<T>(out));
   });
   return out;
 }
@@ -210,12 +228,13 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("floats_attend(int dim) -> bool", [](int64_t dim) { return floats_attend<bf16>(dim); });
   m.def("join(Tensor a, Tensor b) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
   m.def("angles(Tensor positions, Tensor table) -> Tensor");
   m.def(
       "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor angles, Tensor slots, Tensor(b!) cache, "
       "int layer) -> ()");
-  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def("activate(Tensor x, int kind, bool gated) -> Tensor");
   m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
@@ -233,10 +252,11 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("join", join);
   m.impl("rms_norm", rms_norm_op);
+  m.impl("layer_norm", layer_norm_op);
   m.impl("add_rms_norm", add_rms_norm_op);
   m.impl("angles", angles_op);
   m.impl("rope_and_write", rope_and_write_op);
-  m.impl("silu_mul", silu_mul_op);
+  m.impl("activate", activate_op);
   m.impl("adapt", adapt_op);
   m.impl("decode_attention", decode_attention_op);
   m.impl("prefill_attention", prefill_attention_op<false>);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import llama, qwen
+from gapless.model.families import cohere, gpt2, llama, olmo, qwen
 from gapless.model.family import Family
 from gapless.model.fields import Fields
 from gapless.model.known_fields import OTHER_FORWARD
@@ -15,8 +15,11 @@ MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "CohereForCausalLM": cohere.COHERE,
+    "GPT2LMHeadModel": gpt2.GPT2,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
+    "Olmo2ForCausalLM": olmo.OLMO2,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
 }

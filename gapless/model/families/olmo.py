@@ -1,0 +1,29 @@
+"""OLMo 2 and 3: norms after attention and MLP, and over all queries and all keys. OLMo 3 has windows."""
+
+from __future__ import annotations
+
+from gapless.model.family import Family
+from gapless.model.fields import Fields
+from gapless.model.reading import Sizes, windows
+from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormOrder, NormSpec, QKNorm
+
+
+def _layer(fields: Fields, sizes: Sizes) -> LayerSpec:
+    bias = fields.flag("attention_bias", False)
+    attention = AttentionSpec(
+        *sizes.heads, scale=sizes.head_dim**-0.5, qk_norm=QKNorm.ALL, bias=bias, output_bias=bias
+    )  # fmt: skip
+    return LayerSpec(attention, MlpSpec(sizes.middle, sizes.activation(fields)), NormOrder.POST)
+
+
+def _norm(fields: Fields) -> NormSpec:
+    return NormSpec(fields.real("rms_norm_eps", 1e-5, above=0.0))
+
+
+def _olmo2(fields: Fields) -> ModelSpec:
+    sizes = Sizes.of(fields)
+    layer = _layer(fields, sizes)
+    return sizes.model(fields, [layer for _ in windows(fields, sizes.layers)], _norm(fields))
+
+
+OLMO2 = Family(("olmo2",), _olmo2)
