@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from gapless.base.errors import CheckpointError
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
@@ -24,29 +21,6 @@ PARTS = (5, 3, 1, 1, 1, 1)
 TOLERANCE = 1e-3
 """Largest difference of logits in float32, in parts of the largest logit"""
 _PAGE = 8
-
-
-class InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives operators the weights of a smaller float type as float32, without a copy of the model."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `device.record.PlainMode`
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = tree_map(_widened, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _widened(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Return a context that computes in float32 with weights of this dtype."""
-    return nullcontext() if dtype == torch.float32 else InFloat32()  # type: ignore[no-untyped-call]
 
 
 def check(reference: Callable[[Tensor], Tensor], model: Model, device: torch.device, where: str) -> None:

@@ -56,6 +56,11 @@ class AttendedLayer(NamedTuple):
     attend: Attend
     sizes: LayerSizes
 
+    def on(self, device: torch.device) -> Self:
+        """Return it with its tensor on this device."""
+        sinks = self.attend.sinks
+        return self if sinks is None else self._replace(attend=self.attend._replace(sinks=sinks.to(device)))
+
 
 _running: ContextVar[Callable[..., Tensor]] = ContextVar("attention of the running forward")
 
@@ -209,7 +214,8 @@ class TransformersModel:
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         """`net` is a causal LM whose attention is ours; `layers` has an entry for each of its attention modules."""
-        self.layers, self.kernels, self.max_model_len = layers, kernels, max_model_len
+        self.kernels, self.max_model_len, self.device = kernels, max_model_len, net.device
+        self.layers = {module: layer.on(net.device) for module, layer in layers.items()}
         self.base, self.head, self.before = base_of(net), copy(net), _Before()
         parts = net._modules.items()
         self.head._modules = {name: self.before if part is self.base else part for name, part in parts}
@@ -221,8 +227,9 @@ class TransformersModel:
         dim = max(max(one.key_dim, one.value_dim) for one in sizes)
         self.head_dim = dim + dim % 2
         self.cache_layers = len(layers)
-        device = next(net.parameters()).device
-        self.identity = torch.cat((torch.ones(1, self.head_dim // 2), torch.zeros(1, self.head_dim // 2)), 1).to(device)
+        self.identity = torch.cat((torch.ones(1, self.head_dim // 2), torch.zeros(1, self.head_dim // 2)), 1).to(
+            net.device
+        )
 
     def groups(self) -> tuple[PageGroup, ...]:
         """One page group: windows are masked."""

@@ -5,6 +5,7 @@ Only classes of the installed package run, never code of a checkpoint or of the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, CheckpointError
+from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.fields import Fields
-from gapless.model.self_check import SMALL_WINDOW, check, in_float32, paged_logits, paged_steps, tokens
+from gapless.model.self_check import SMALL_WINDOW, TOKENS, check, paged_logits, paged_steps, tokens
 from gapless.model.transformers_backend import (
     OURS,
     AttendedLayer,
@@ -47,27 +49,34 @@ def load(
     made, config = class_of(fields)
     with silent(), torch.no_grad():
         config._attn_implementation = OURS
-        net = _filled(made, config, directory, dtype, dummy).to(device)
+        net = _filled(made, config, directory, dtype, dummy)
         _fix_ropes(net, max_model_len)
-        _check_experts(net, dtype, where)
+        _ask_for_grouped_experts(net)
         layers = survey(net, where)
-        with in_float32(dtype):
-            reference, ours = (_checked(net, layers, name) for name in ("eager", OURS))
-            swap(ours, kernels, products=False)
-            small_layers = survey(ours, where)
-            if any(layer.attend.size > SMALL_WINDOW for layer in small_layers.values()):
-                raise refusal(where, "the field of its config that sizes its windows is not known")
-            small = TransformersModel(ours, small_layers, kernels, max_model_len, torch.float32)
-
-            def logits(ids: Tensor) -> Tensor:
-                found: Tensor = reference(ids[None], use_cache=False).logits[0]
-                return found
-
-            check(logits, small, device, where)
+        _check(net, layers, kernels if device == net.device else plain.KERNELS, where)
+        net.to(device)
+        _check_experts(net, dtype, where)
         swap(net, kernels, products=True)
         model = TransformersModel(net, layers, kernels, max_model_len, dtype)
         _refuse_waits(model, device, where)
     return model
+
+
+def _check(net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, where: str) -> None:
+    """Compare the class's own attention, without a cache, with ours, on the host. Raises CheckpointError if they
+    differ."""
+    copies: dict[int, Any] = {}
+    reference, ours = (_checked(net, layers, name, copies) for name in ("eager", OURS))
+    swap(ours, kernels, products=False)
+    small = survey(ours, where)
+    if any(layer.attend.size > SMALL_WINDOW for layer in small.values()):
+        raise refusal(where, "the field of its config that sizes its windows is not known")
+
+    def logits(ids: Tensor) -> Tensor:
+        found: Tensor = reference(ids[None], use_cache=False).logits[0]
+        return found
+
+    check(logits, TransformersModel(ours, small, kernels, TOKENS, torch.float32), net.device, where)
 
 
 def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: int | None) -> Any:
@@ -135,12 +144,15 @@ def _fix_ropes(net: nn.Module, length: int) -> None:
                 kinds[layer_type] = "fixed"
 
 
-def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
-    """Let experts run without a count on the host. Raises CheckpointError where they cannot."""
-    try:
+def _ask_for_grouped_experts(net: Any) -> None:
+    """Let experts run without a count on the host. A class with a loop of its own is tried by `_refuse_waits`."""
+    with suppress(ValueError):
         net.set_experts_implementation("grouped_mm")
-    except ValueError:
-        return  # a class without experts, or one whose own loop is tried by `_refuse_waits`
+
+
+def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
+    """Raise CheckpointError if transformers would take its loop over experts, or torch its own, which count them on the
+    host."""
     for module in net.modules():
         if hasattr(module, "_is_expert_parallel"):
             weight = next(p for p in module.parameters() if p.ndim == 3)
@@ -153,8 +165,9 @@ def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
                 raise refusal(where, why)
 
 
-def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str) -> Any:
-    """Return a model of the same weights for the check: its first layers of every kind, small windows."""
+def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str, copies: dict[int, Any]) -> Any:
+    """Return a model for the check: the first layers of every kind, in float32, with small windows. `copies` are the
+    weights in float32, by the ids of the model's own."""
     config, total = deepcopy(net.config), len(layers)
     count = first_of_every_kind(base_of(net), layers)
     for name, value in list(vars(config).items()):
@@ -171,11 +184,26 @@ def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str) -
         made = type(net)(config).eval().requires_grad_(False)
     given = dict(net.named_modules())
     for name, module in made.named_modules():
-        module._parameters, module._buffers = given[name]._parameters, given[name]._buffers
+        for kind in ("_parameters", "_buffers"):
+            parts = {
+                name: part if part is None else _in_float32(part, copies)
+                for name, part in getattr(given[name], kind).items()
+            }
+            setattr(module, kind, parts)
         for field, value in vars(given[name]).items():
             if field == "rope_type" or field.endswith("attention_scaling"):
                 setattr(module, field, value)
     return made
+
+
+def _in_float32(tensor: Tensor, copies: dict[int, Any]) -> Tensor:
+    if tensor.dtype not in (torch.bfloat16, torch.float16):
+        return tensor
+    if id(tensor) not in copies:
+        wide = tensor.detach().float()
+        copies[id(tensor)] = nn.Parameter(wide, requires_grad=False) if isinstance(tensor, nn.Parameter) else wide
+    found: Tensor = copies[id(tensor)]
+    return found
 
 
 def _refuse_waits(model: TransformersModel, device: torch.device, where: str) -> None:
