@@ -5,13 +5,15 @@ Only classes of the installed package run, never code of a checkpoint or of the 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.integrations.moe import _can_use_grouped_mm
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -49,7 +51,8 @@ def load(
     made, config = class_of(fields)
     with silent(), torch.no_grad():
         config._attn_implementation = OURS
-        net = _filled(made, config, directory, dtype, dummy)
+        with _parameters_as_read():
+            net = _filled(made, config, directory, dtype, dummy)
         _fix_ropes(net, max_model_len)
         _ask_for_grouped_experts(net)
         layers = survey(net, where)
@@ -77,6 +80,23 @@ def _check(net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, w
         return found
 
     check(logits, TransformersModel(ours, small, kernels, TOKENS, torch.float32), net.device, where)
+
+
+@contextmanager
+def _parameters_as_read() -> Iterator[None]:
+    """Let classes initialise modules with buffers alone: Youtu's overwrites a part of the embedding that was read."""
+    usual = PreTrainedModel._initialize_weights
+
+    def only_buffers(self: PreTrainedModel, module: nn.Module, *args: Any) -> None:
+        if any(True for _ in module.buffers(recurse=False)):
+            usual(self, module, *args)
+
+    vars_of: Any = PreTrainedModel
+    vars_of._initialize_weights = only_buffers
+    try:
+        yield
+    finally:
+        vars_of._initialize_weights = usual
 
 
 def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: int | None) -> Any:
