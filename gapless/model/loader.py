@@ -22,7 +22,7 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.params import Params, allocate, fill_dummy, slots
-from gapless.model.spec import CountedSpec
+from gapless.model.registry import Impl
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
@@ -39,9 +39,9 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     wrong, and its field or tensor.
     """
     directory = resolve_model_dir(config.model)
-    model = read_model_config(directory)
+    model = read_model_config(directory, impl=config.model_impl)
     length = model_length(config, model)
-    if isinstance(model.spec, CountedSpec):
+    if model.impl == Impl.TRANSFORMERS:
         return _by_transformers(config, directory, model, device, kernels)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
@@ -58,17 +58,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
 def _by_transformers(
     config: EngineConfig, directory: Path, model: ModelConfig, device: torch.device, kernels: Kernels
 ) -> Any:
-    """Make the model by the Transformers backend."""
-    from gapless.model.transformers_load import load  # imports transformers, which native models do not need
-
-    _refuse_beside_transformers(config, model)
-    dummy = config.base_seed if config.load_format == "dummy" else None
-    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
-    made.config = model
-    return made
-
-
-def _refuse_beside_transformers(config: EngineConfig, model: ModelConfig) -> None:
+    """Make the model by the Transformers backend. Raises as `load_model`."""
     in_pages = config.speculation and config.speculation.in_pages
     for name, asked, why in (
         ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
@@ -77,6 +67,12 @@ def _refuse_beside_transformers(config: EngineConfig, model: ModelConfig) -> Non
     ):
         if asked:
             raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
+    from gapless.model.transformers_load import load  # imports transformers, which native models do not need
+
+    dummy = config.base_seed if config.load_format == "dummy" else None
+    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
+    made.config = model
+    return made
 
 
 def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype) -> ModelConfig:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from gapless.base.errors import CheckpointError
 from gapless.model.fields import Fields
-from gapless.model.spec import CountedSpec, ModelSizes, NormSpec
+from gapless.model.spec import ModelSizes
 
 os.environ["USE_HUB_KERNELS"] = "NO"
 hub_kernels._kernels_enabled = False  # else classes fetch compiled code from the hub
@@ -33,8 +32,6 @@ _NO_DECODERS = {
     "audio_config": "it is a model of sound and text; use a checkpoint of the text model alone",
 }
 """Fields of configs that refuse, if set, and why"""
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""Fields of configs that have the longest sequence"""
 
 
 def refusal(where: str, why: str) -> CheckpointError:
@@ -96,27 +93,18 @@ def silent() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def read_spec(fields: Fields) -> CountedSpec:
+def count_sizes(fields: Fields) -> ModelSizes:
     """Return the sizes of a config.json's model. Raises CheckpointError naming the file and the reason."""
     made, config = class_of(fields)
-    for name in fields.values:
-        fields.get(name)
-    longest = next((n for name in _LENGTHS if isinstance(n := getattr(config, name, None), int)), 0)
-    if not longest:
-        raise fields.error("max_position_embeddings", "must be there")
     with silent(), torch.device("meta"):
         net = made(config)
     hidden, layers = config.hidden_size, config.num_hidden_layers
     widths = [part.out_features for part in base_of(net).modules() if isinstance(part, nn.Linear)]
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     experts = [part for part in net.modules() if hasattr(part, "_is_expert_parallel")]
-    widths += [chosen * p.shape[1] for part in experts for p in part.parameters()]
+    widths += [chosen * weight.shape[1] for part in experts for weight in part.parameters()]
     head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    sizes = ModelSizes(
-        hidden, layers, sum(p.numel() for p in net.parameters()), max(4 * max(widths), 8 * hidden),
+    return ModelSizes(
+        hidden, layers, sum(weight.numel() for weight in net.parameters()), max([4 * max(widths), 8 * hidden]),
         layers * config.num_attention_heads * head_dim,
     )  # fmt: skip
-    digest = sha256(config.to_json_string(use_diff=False).encode()).hexdigest()
-    return CountedSpec(
-        config.vocab_size, hidden, (), NormSpec(0.0), (), positions=longest, counted=sizes, digest=digest
-    )

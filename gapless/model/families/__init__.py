@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import cohere, gpt2, llama, olmo, qwen
+from gapless.model.families import cohere, gemma, gpt2, granite, llama, mistral, olmo, phi, qwen
 from gapless.model.family import Family
-from gapless.model.fields import Fields
-from gapless.model.known_fields import OTHER_FORWARD
-from gapless.model.spec import CountedSpec
 
 MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
@@ -17,24 +12,21 @@ MODEL_PLUG_INS = "gapless.models"
 MODEL_FAMILIES: dict[str, Family] = {
     "CohereForCausalLM": cohere.COHERE,
     "GPT2LMHeadModel": gpt2.GPT2,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GemmaForCausalLM": gemma.GEMMA,
+    "GraniteForCausalLM": granite.GRANITE,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
+    "MinistralForCausalLM": mistral.MISTRAL,
+    "MistralForCausalLM": mistral.MISTRAL,
     "Olmo2ForCausalLM": olmo.OLMO2,
+    "Phi3ForCausalLM": phi.PHI3,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
 }
 EAGLE_FAMILIES = dict.fromkeys(("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"), llama.EAGLE)
 """Architectures of EAGLE-3 heads"""
-
-
-def _counted(fields: Fields) -> CountedSpec:
-    from gapless.model.transformers_config import read_spec  # imports transformers, which other families do not need
-
-    return read_spec(fields)
-
-
-TRANSFORMERS = Family((), _counted, reads=frozenset(OTHER_FORWARD))
-"""Any architecture, if transformers has a class for it"""
 
 
 def architectures() -> list[str]:
@@ -44,8 +36,7 @@ def architectures() -> list[str]:
 
 def family_of(architecture: str) -> Family:
     """Return the family of an architecture that exists. Raises ConfigError if a plug-in cannot be imported."""
-    found = (MODEL_FAMILIES | EAGLE_FAMILIES).get(architecture)
-    if found is None and architecture not in plug_ins(MODEL_PLUG_INS) and find_spec("transformers"):
-        return TRANSFORMERS
-    family: Family = found or load(MODEL_PLUG_INS, architecture, "architectures")
+    family: Family = (MODEL_FAMILIES | EAGLE_FAMILIES).get(architecture) or load(
+        MODEL_PLUG_INS, architecture, "architectures"
+    )
     return family
