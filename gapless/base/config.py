@@ -125,6 +125,12 @@ class EngineConfig:
     load_format: str = flag(
         "auto", "where weights come from; dummy makes random ones", choices=("auto", "safetensors", "dummy")
     )
+    model_impl: str = flag(
+        "auto",
+        "what computes the model: native, one of our families; transformers, its class there with our attention, which "
+        "the extra 'transformers' brings; auto takes a native family if one reads the checkpoint's config.json",
+        choices=("auto", "native", "transformers"),
+    )
     weights_dir: str | None = flag(
         None,
         "directory below which operators may load other weights of the same model while the engine runs, by "

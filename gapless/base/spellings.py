@@ -137,7 +137,6 @@ TABLE: tuple[Foreign, ...] = (
         "--kv-cache-dtype -ctk --cache-type-k -ctv --cache-type-v", "bfloat16 bf16 float16 f16 half float32 f32", _DTYPE
     ),
     *_not_yet("--kv-cache-dtype -ctk --cache-type-k -ctv --cache-type-v", "*", _DTYPE),
-    *_only("--model-impl", "auto vllm sglang", "families are built in"),
     *_only("--tokenizer-mode", "auto hf fast slow", "the checkpoint's tokenizer.json is read"),
     *_only("--config-format", "auto hf", "the checkpoint's config.json is read"),
     *_instead("--hf-overrides --json-model-override-args --rope-scaling --rope-theta", "*", _ROPE),
@@ -375,6 +374,7 @@ TABLE: tuple[Foreign, ...] = (
 
 VALUES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"},
+    "model_impl": {"vllm": "native", "sglang": "native"},
     "load_format": {"hf": "auto", "fastsafetensors": "safetensors"},
     "max_model_len": {"0": "auto"},
     "max_num_seqs": {"-1": "0"},

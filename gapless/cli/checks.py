@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
+from gapless.base.errors import UserError
 from gapless.base.install import INSTALL
 from gapless.base.progress import in_bytes
 
@@ -249,11 +250,18 @@ def hub() -> Iterator[Check]:
 
 def model(config: EngineConfig) -> Iterator[Check]:
     """Reads all but the weights, and fetches the small files of a model on the hub for that."""
+    from gapless.cli.model_report import rows
     from gapless.engine.frontdoor import open_assets, survey
     from gapless.model.config import load_config, resolve_model_dir
 
-    located, to_fetch = survey(config)
-    found, assets = load_config(located.config), open_assets(located.config)
+    try:
+        located, to_fetch = survey(config)
+        found = load_config(located.config)
+        yield from (Check(name, "ok", text) for name, text in rows(found))
+        assets = open_assets(located.config)
+    except UserError as error:
+        yield Check("model", "fail", f"refused: {error}")
+        return
     commit = f", commit {located.commit}" if located.commit else ""
     rest = f"; {in_bytes(to_fetch)} of weights are still to be fetched" if to_fetch else ""
     template = "a chat template" if assets.tokenizer.template else "no chat template"
@@ -293,8 +301,11 @@ def weights(directory: Path, model: ModelConfig) -> Check:
     import torch
 
     from gapless.model.drafting.mtp import of_mtp_layers
+    from gapless.model.registry import Impl
     from gapless.model.weights import own_head, tensor_names, unread_tensors
 
+    if model.impl == Impl.TRANSFORMERS:
+        return Check("weights", "ok", f"{len(tensor_names(directory))} tensors, read by the class of transformers")
     model = own_head(directory, model, getattr(torch, model.dtype))
     count, rest = unread_tensors(directory, model, of_mtp_layers(tensor_names(directory)))
     return Check("weights", "ok", f"{count} tensors are read" + (f"; not read: {', '.join(rest)}" if rest else ""))

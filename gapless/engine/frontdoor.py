@@ -97,7 +97,7 @@ def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
         return Located(replace(config, tokenizer=tokenizer)), None
     repo = open_repo("model", config.model, config.revision, config.download_dir)
     repo.fetch(CONFIG_FILE, more=(GENERATION_FILE,))
-    model_length(config, read_model_config(repo.folder))
+    model_length(config, read_model_config(repo.folder, impl=config.model_impl))
     if tokenizer is None:
         repo.fetch_tokenizer()
     there = replace(config, model=str(repo.folder), tokenizer=tokenizer, revision=None, download_dir=None)

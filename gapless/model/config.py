@@ -14,11 +14,11 @@ from typing import Any
 from gapless.base.config import DEMO_MODEL, LAYOUT_PLUG_INS, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.plug_ins import plug_ins
-from gapless.model.families import MODEL_FAMILIES, architectures, family_of
-from gapless.model.family import Family, Names
-from gapless.model.fields import Fields, Heard, says_nothing
+from gapless.model.family import Names
+from gapless.model.fields import Fields, Heard
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
-from gapless.model.known_fields import CONFIG_FIELDS, MUST_BE_TRUE, OTHER_FORWARD
+from gapless.model.known_fields import CONFIG_FIELDS
+from gapless.model.registry import Impl, route
 from gapless.model.spec import ModelSizes, ModelSpec
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -39,6 +39,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
+    impl: Impl = Impl.NATIVE
+    impl_reason: str = field(default="", repr=False, compare=False)
     files: tuple[Fields, ...] = field(default=(), repr=False, compare=False)
     """The file that this was read from"""
 
@@ -81,7 +83,7 @@ def resolve_model_dir(name: str) -> Path:
 
 def load_config(engine: EngineConfig) -> ModelConfig:
     """Return the model's config without its weights: vocabulary, end tokens and limits."""
-    model = read_model_config(resolve_model_dir(engine.model))
+    model = read_model_config(resolve_model_dir(engine.model), impl=engine.model_impl)
     asked = (engine.generation_config, engine.override_generation_config)
     return replace(model, default_sampling=sampling_of(*asked, model.default_sampling, model.max_position_embeddings))
 
@@ -102,19 +104,19 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
     return engine.max_model_len
 
 
-def read_model_config(directory: Path, known: Collection[str] = ()) -> ModelConfig:
+def read_model_config(directory: Path, known: Collection[str] = (), impl: str = Impl.NATIVE) -> ModelConfig:
     """Parse `directory`/config.json and generation_config.json of a model of one of these architectures, by default
-    of any family. Raises CheckpointError naming the file and the field."""
+    of any. impl: as `EngineConfig.model_impl`. Raises CheckpointError naming the file and the field."""
     fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
-    architecture = _architecture(fields, known)
-    family = family_of(architecture)
-    _refuse_unsupported(fields, architecture, family)
-    generation, spec = generation_fields(directory, fields), family.read(fields)
+    found = route(fields, impl, known)
+    generation, spec = generation_fields(directory, fields), found.spec
     longest = spec.positions or fields.whole("max_position_embeddings")
     return ModelConfig(
-        architecture=architecture,
+        architecture=found.architecture,
         spec=spec,
-        names=family.names,
+        names=found.names,
+        impl=found.impl,
+        impl_reason=found.reason,
         max_position_embeddings=longest,
         dtype=_dtype(fields),
         layout=_layout(fields),
@@ -127,7 +129,7 @@ def read_model_config(directory: Path, known: Collection[str] = ()) -> ModelConf
 def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
     """Read the config of a draft model. Raises ConfigError where there is no such directory, or the vocabularies differ
     in size; CheckpointError naming the file and the field."""
-    draft = read_model_config(_drafter_dir(name))
+    draft = read_model_config(_drafter_dir(name), impl=Impl.NATIVE)
     if draft.spec.vocab_size != model.spec.vocab_size:
         raise ConfigError(
             f"speculative_config.model: {name!r} has a vocabulary of {draft.spec.vocab_size} tokens and the model "
@@ -149,41 +151,6 @@ def _drafter_dir(name: str) -> Path:
         return resolve_model_dir(name)
     except ConfigError as error:
         raise ConfigError(f"speculative_config.{error}") from error
-
-
-def _architecture(fields: Fields, known: Collection[str]) -> str:
-    names, kind = fields.get("architectures"), fields.get("model_type")
-    ours = known or MODEL_FAMILIES
-    if (
-        not isinstance(names, list)
-        or not names
-        or (names[0] not in ours and (known or names[0] not in architectures()))
-    ):
-        names_of = ", ".join(known or architectures())
-        rule = f"must be one of {names_of} (the manual's page Models says which models are served)"
-        raise fields.error("architectures", rule, names)
-    if names[1:]:
-        fields.unused("architectures", "the first one counts")
-    kinds = family_of(names[0]).model_types
-    if kinds and kind not in (None, *kinds):
-        raise fields.error("model_type", f"must be {' or '.join(map(repr, kinds))}, as architectures says {names[0]}")
-    return str(names[0])
-
-
-def _refuse_unsupported(fields: Fields, architecture: str, family: Family) -> None:
-    if fields.get("auto_map") and not family.code:
-        raise CheckpointError(
-            f"{fields.path}: auto_map asks for code from the model directory, which is never run; "
-            "remove the field if the architecture is a plain one"
-        )
-    for name, neutral in OTHER_FORWARD.items():
-        if name not in family.reads and not says_nothing(value := fields.get(name)) and value not in neutral:
-            raise fields.foreign(
-                name, f"changes what the model computes, as {architecture} here does not: leave it out"
-            )
-    for name in MUST_BE_TRUE:
-        if name not in family.reads and not fields.flag(name, True):
-            raise fields.error(name, "must be true: only decoders are supported")
 
 
 def _layout(fields: Fields) -> str:

@@ -37,7 +37,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     wrong, and its field or tensor.
     """
     directory = resolve_model_dir(config.model)
-    model = read_model_config(directory)
+    model = read_model_config(directory, impl=config.model_impl)
     length = model_length(config, model)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)

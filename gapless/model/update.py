@@ -23,7 +23,7 @@ from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
 from gapless.model.weights import own_head
 
-OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "files")
+OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files")
 """Fields of a config that may differ: these stay as they were at the start."""
 
 
@@ -39,7 +39,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
-    config = own_head(directory, read_model_config(directory), dtype)
+    config = own_head(directory, read_model_config(directory, impl=known.impl), dtype)
     for name, new, old in _differences("", config, known):
         raise CheckpointError(
             f"{directory}/config.json: {name} is {new}, and the engine runs a model with {old}: only weights of "

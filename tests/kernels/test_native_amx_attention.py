@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from kernels.attend_cases import CPU_CASES, check_prefill_case
 from kernels.native_kernels import load_native
 from kernels.paged import LAYER, Heads, paged, queries
 from kernels.test_attention import (
@@ -29,6 +30,8 @@ HEADS = [
     Heads(1, 1, 64), Heads(1, 1, 128), Heads(4, 2, 128), Heads(4, 1, 96), Heads(16, 2, 64), Heads(7, 1, 128),
     Heads(3, 1, 32), Heads(2, 1, 256),
 ]  # fmt: skip
+
+AMX_CASES = [case for case in CPU_CASES if case.shape.heads.dim % 32 == 0]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,11 @@ def prefill(library):
 def test_attention_by_tiles_equals_float64(prefill, heads):
     """Whole prompts, chunks behind cached context, single queries."""
     check_prefill(prefill, paged(heads, LENGTHS, dtype=BF16), CHUNKS, queries(heads, sum(CHUNKS), dtype=BF16))
+
+
+@pytest.mark.parametrize("case", sharpest(AMX_CASES, 6), ids=str)
+def test_attention_by_tiles_of_every_kind_equals_float64(prefill, case):
+    check_prefill_case(prefill, case, BF16)
 
 
 @pytest.mark.parametrize("heads", sharpest([Heads(1, 1, 64), Heads(4, 2, 64), Heads(3, 1, 96), Heads(8, 1, 32)]))
