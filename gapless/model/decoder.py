@@ -139,7 +139,7 @@ class Decoder:
         parts = iter(() if adapters is None else adapters.layers)
         for spec in self.spec.layers:
             layer = params.layers.pop(0)
-            self.blocks.append(Block.of(spec, layer, self.eps, kernels.linear, next(parts, None)))
+            self.blocks.append(Block.of(spec.within(max_model_len), layer, self.eps, kernels.linear, next(parts, None)))
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
         ways = kernels.ways if self.spec.plain else ()
