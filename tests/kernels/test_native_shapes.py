@@ -46,7 +46,7 @@ NO_KV = [
     {"rows": longs(T) + ROWS}, {"rows": longs(T) - 1}, {"page_table": ints(ROWS, 0)},
 ]  # fmt: skip
 NO_KIND = [
-    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"sinks": torch.ones(Q - 1)},
+    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"scale": 0.0}, {"sinks": torch.ones(Q - 1)},
     {"sinks": torch.ones(Q).double()},
 ]  # fmt: skip
 NO_TABLES = [{name: table} for tables in (SHORT, NARROW) for name, table in tables.items()]

@@ -47,21 +47,21 @@ struct Unit {
   Range readable(int64_t row) const { return chunk.readable(attend, query(row)); }
 };
 
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
 // The largest score so far of a row, and the sum of its weights by lane.
 struct Sofar {
   float top;
   f32x16 weight;
 };
 
-// A row's weights of `count` keys, of which it reads those in `limits`. Returns the factor of its sums so far.
+// A row's weights of `count` keys, the first `limit` of them read. Returns the factor of its sums so far.
 template <typename Weight>
-float weigh(const float* scores, int64_t count, const Range& limits, float scale, Sofar& sofar, Weight* weights) {
-  constexpr float NONE = -std::numeric_limits<float>::infinity();
+float weigh(const float* scores, int64_t count, int64_t limit, float scale, Sofar& sofar, Weight* weights) {
   f32x16 found[KEYS / LANES], most = all(NONE);
   for (int64_t i = 0; i < count; i += LANES) {
     f32x16& score = found[i / LANES] = load(scores + i) * scale;
-    if (limits.high < i + LANES) score = pick(upto(limits.high - 1, i), score, all(NONE));
-    if (limits.low > i) score = pick(upto(limits.low - 1, i), all(NONE), score);
+    if (limit < i + LANES) score = pick(upto(limit - 1, i), score, all(NONE));
     // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
     most = max(score, most);
   }
@@ -139,9 +139,9 @@ struct alignas(64) Prompt {
       scale = 1;
     }
     for (int64_t row = first; row < high; row++) {
-      const int64_t at = (row - first) * KEYS;
-      const Range limits{ranges[row].low - start, ranges[row].high - start};
-      factors[row - first] = weigh(scores + at, count, limits, scale, sofar[row], weights + at);
+      const int64_t at = (row - first) * KEYS, skip = ranges[row].low - start;
+      if (skip > 0) std::fill_n(scores + at, std::min(skip, count), NONE);  // times the scale, which is above 0
+      factors[row - first] = weigh(scores + at, count, ranges[row].high - start, scale, sofar[row], weights + at);
     }
     if (!apart) return multiplier.add(weights, factors, 0, high - first, count, sums + first * stride);
     for (int64_t row = first; row < high; row++) {
@@ -158,7 +158,7 @@ struct alignas(64) Prompt {
     for (int64_t row = 0; row < unit.count; row++) {
       const T* from = unit.q.data + (unit.chunk.token + unit.query(row)) * unit.q.token_stride;
       multiplier.keep(row, from + unit.query_head(row) * dim);
-      sofar[row] = {-std::numeric_limits<float>::infinity(), f32x16{}};
+      sofar[row] = {NONE, f32x16{}};
       const Range range = ranges[row] = unit.readable(row);
       Range& group = groups[row / GROUP];
       if (row % GROUP == 0) group = range;
