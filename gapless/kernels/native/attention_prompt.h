@@ -7,7 +7,8 @@
 //   GROUP, STEP         rows at a time; what the number of keys and that of dims are rounded up to
 //   begin, end          of a unit
 //   keep(row, query)    a query's dims
-//   fetch_keys(keys, count), fetch_values(values, count)    of a block of `count`, whole steps
+//   fetch(keys, values, count)    a block of `count` keys, whole steps
+//   fetch_values(values, count)   its values alone
 //   any_wild(first, last)         whether a value of these keys is infinite or no number
 //   score(low, high, count, scores)              rows low..high by the block's keys, [rows, KEYS]
 //   add(weights, factors, first, last, count, sums)   of rows first..last: sums times factors, plus weights by values
@@ -91,7 +92,7 @@ struct alignas(64) Prompt {
   Range ranges[MOST_ROWS];            // of the entries that each row reads
   Range groups[MOST_ROWS / GROUP + 1];  // and some row of a group
   Range some, each;                   // some row of the unit, and each of them
-  const T *keys[KEYS], *values[KEYS];
+  const T* values[KEYS];
   bool apart;  // the rows of this block must be worked one by one: see `fetch`
   Multiplier multiplier;
 
@@ -101,6 +102,7 @@ struct alignas(64) Prompt {
     static constexpr T zeros[MOST_DIM] = {};
     const Paged<T>& kv = unit.kv;
     const int64_t count = std::min(some.high - start, KEYS), skip = std::max<int64_t>(some.low - start, 0);
+    const T* keys[KEYS];
     for (int64_t i = 0; i < skip; i++) keys[i] = values[i] = zeros;
     for (int64_t i = skip; i < count;) {
       const T* key = kv.key(unit.chunk.pages, start + i, unit.head);
@@ -108,8 +110,7 @@ struct alignas(64) Prompt {
       for (; i < end; i++, key += kv.kv_heads * kv.dim) keys[i] = key, values[i] = key + kv.value_offset();
     }
     for (int64_t i = count; i < KEYS; i++) keys[i] = values[i] = zeros;
-    multiplier.fetch_keys(keys, whole_steps(count, STEP));
-    multiplier.fetch_values(values, whole_steps(count, STEP));
+    multiplier.fetch(keys, values, whole_steps(count, STEP));
     apart = multiplier.any_wild(std::max<int64_t>(each.high - start, 0), count) ||
             (each.low > start && multiplier.any_wild(0, std::min(each.low - start, count)));
   }
