@@ -64,18 +64,18 @@ class OracleHead(NamedTuple):
         return self.model.forward(inputs, plan, cache)
 
 
-class GroupedPlan(tuple[int, ...]):
+class CountedPlan(tuple[int, ...]):
     """The checksum model's plan, which says too how many tokens are of rows that decode."""
 
-    groups: tuple[tuple[int, int], ...]
+    decode: int
 
 
 class SharingModel(ChecksumModel):
     """The checksum model with a second layer of KV memory, which it leaves to a draft model."""
 
-    def plan(self, shape: BatchShape) -> GroupedPlan:
-        plan = GroupedPlan(super().plan(shape))
-        plan.groups = ((0, shape.decode),)
+    def plan(self, shape: BatchShape) -> CountedPlan:
+        plan = CountedPlan(super().plan(shape))
+        plan.decode = shape.decode
         return plan
 
     def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:

@@ -29,27 +29,32 @@ Position = TypeVar("Position", int, Tensor)
 
 
 class Reads(NamedTuple):
-    """The entries that queries read: from the first one to before the end."""
+    """The entries that each query reads: from `first`, None for 0, to before `end`."""
 
-    first: Tensor
+    first: Tensor | None
     end: Tensor
 
     @classmethod
     def of(cls, attend: Attend, position: Tensor, spans: Tensor | None = None, written: Tensor | int = 0) -> Self:
-        """Of queries at these positions, and of their spans as far as their row is written."""
-        first, end = _first(attend, position).clamp(min=0), position + 1
+        """Return what queries at these positions read, and their spans as far as their row is written."""
+        first = None if attend.reach == Reach.CAUSAL else _first(attend, position).clamp(min=0)
         if spans is None:
-            return cls(first, end)
-        return cls(torch.minimum(first, spans[:, 0]), torch.maximum(end, spans[:, 1].clamp(max=written)))
+            return cls(first, position + 1)
+        end = torch.maximum(position + 1, spans[:, 1].clamp(max=written))
+        return cls(None if first is None else torch.minimum(first, spans[:, 0]), end)
+
+    def part(self, part: slice) -> Self:
+        return self._replace(first=None if self.first is None else self.first[part], end=self.end[part])
 
     def among(self, position: Tensor) -> Tensor:
         """Whether each query reads the entries at these positions, which are the same for all, or its own."""
-        return (position >= self.first[:, None]) & (position < self.end[:, None])
+        before = position < self.end[:, None]
+        return before if self.first is None else before & (position >= self.first[:, None])
 
 
 def decode_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend) -> Tensor:
     """See `seam.Kernels.decode_attention`. A row of length 0 gives zeros."""
-    return _attend_rows(q, kv, batch.rows, Reads.of(attend, batch.kv_lens - 1), attend, attend.size)
+    return _attend_rows(q, kv, batch.rows, Reads.of(attend, batch.kv_lens - 1), attend, attend.reach and attend.size)
 
 
 def prefill_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_query: int) -> Tensor:
@@ -61,8 +66,8 @@ def prefill_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_qu
     chunk = torch.searchsorted(starts[1:].contiguous(), token, right=True)
     real, chunk = chunk < len(rows), chunk.clamp(max=len(rows) - 1)
     position = kv_lens[chunk] - starts[chunk + 1] + token
-    first, end = Reads.of(attend, position, spans, kv_lens[chunk])
-    return _attend_rows(q, kv, rows[chunk], Reads(first.where(real, 0), end.where(real, 0)), attend, 0)
+    reads = Reads.of(attend, position.where(real, -1), spans, kv_lens[chunk].where(real, 0))
+    return _attend_rows(q, kv, rows[chunk], reads, attend, 0)
 
 
 def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: int) -> Tensor:
@@ -72,6 +77,10 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
     pages = slice(first // page_size, -(-end // page_size))
     entries = _entries(kv, kv.page_table[:, pages].index_select(0, batch.rows))[0]
     entries = entries[first - pages.start * page_size :][: end - first]
+    columns = torch.arange(end, device=q.device)
+    reads = Reads.of(attend, columns[start:], spans, end)
+    if spans is not None and reads.first is not None:  # what no query reads may hold anything
+        entries = torch.where(columns < reads.first.min(), entries[-1], entries)
     k, v = (x.index_select(0, entries).view(-1, kv_heads, head_dim).transpose(0, 1) for x in _flat(kv))
     if start == 0 and spans is None and attend == Attend(attend.scale):
         q, k, v = q.transpose(0, 1)[None], k[None], v[None]
@@ -84,13 +93,11 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
     for low in range(0, count, tile):
         part = slice(low, min(low + tile, count))
         least, most = (0, end) if spans is not None else (max(0, _first(attend, start + low)), start + part.stop)
-        position = torch.arange(start + low, start + part.stop, device=q.device)
-        reads = Reads.of(attend, position, None if spans is None else spans[part], end)
-        mask = reads.among(torch.arange(least, most, device=q.device))
+        mask = reads.part(part).among(columns[least:most])
         read = slice(least - first, most - first)
-        keys = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
-        out = _weigh(q[:, :, part], *keys, mask, attend._replace(sinks=sinks))
-        parts.append(out.permute(2, 1, 0, 3).reshape(len(position), -1))
+        keys, values = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
+        out = _weigh(q[:, :, part], keys, values, mask, attend._replace(sinks=sinks))
+        parts.append(out.permute(2, 1, 0, 3).reshape(part.stop - low, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -109,8 +116,7 @@ def _attend_rows(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend, 
     parts = []
     for low in range(0, q.shape[0], step):
         part = slice(low, low + step)
-        some = Reads(reads.first[part], reads.end[part])
-        parts.append(_attend_group(q[part], kv, rows[part], some, attend, pages))
+        parts.append(_attend_group(q[part], kv, rows[part], reads.part(part), attend, pages))
     return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else q.flatten(1)
 
 
@@ -118,15 +124,16 @@ def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend,
     """Treat heads that share a KV head as its queries, so that no key is repeated."""
     (count, _, head_dim), (page_size, kv_heads) = q.shape, kv.cache.shape[3:5]
     table, position = kv.page_table.index_select(0, rows), torch.arange(pages * page_size, device=q.device)
-    place = reads.first[:, None]
-    if pages < table.shape[1]:
-        page = place // page_size
+    first = None if reads.first is None else reads.first[:, None]
+    if first is not None and pages < table.shape[1]:
+        page = first // page_size
         table = table.gather(1, (page + position[:pages]).clamp(max=table.shape[1] - 1))
-        position, place = position + page * page_size, place % page_size
+        position, first = position + page * page_size, first % page_size
     entries, mask = _entries(kv, table), reads.among(position)
+    own = entries[:, :1] if first is None else entries.gather(1, first)
     # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the first entry that the
     # row reads: always written, and if that is NaN the row is lost anyway, but no other row with it.
-    index = torch.where(mask, entries, entries.gather(1, place)).flatten()
+    index = torch.where(mask, entries, own).flatten()
     k, v = (x.index_select(0, index).view(count, -1, kv_heads, head_dim).transpose(1, 2) for x in _flat(kv))
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)
     out = _weigh(q.view(count, kv_heads, -1, head_dim), k, v, mask[:, None, None], attend._replace(sinks=sinks))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from gapless.kernels.kinds import Activation
@@ -20,10 +19,10 @@ class SeparateOps:
 
     def __init__(
         self, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
-        attention: Callable[[Tensor, Tensor, Tensor, int, Attend], Tensor], centered: bool = False,
+        attention: Callable[[Tensor, int, Attend], Tensor], centered: bool = False,
     ) -> None:  # fmt: skip
-        """`attention`: (q [T, Q, D], k and v [T, K, D], layer, attend) -> [T, Q * D], with the cache written.
-        centered: `normed` is a LayerNorm."""
+        """`attention`: (q [T, Q, D], layer, attend) -> [T, Q * D], with the cache written. centered: `normed` is a
+        LayerNorm."""
         self.x, self.rows, self.eps, self.kernels, self.attention = x, rows, eps, kernels, attention
         self.centered = centered
 
@@ -56,9 +55,8 @@ class SeparateOps:
         return qkv
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        qkv, kv_heads = self.write(qkv, rotation, layer), self.rows.cache.shape[4]
-        q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        return self.attention(q, k, v, layer, attend)
+        q = self.write(qkv, rotation, layer)[:, : -2 * self.rows.cache.shape[4]]
+        return self.attention(q, layer, attend)
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
         return self.kernels.add_rms_norm(self.x, self.product(y, product), norm, self.eps)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, pad, silu
 
 from gapless.base.records import NO_TOKEN, Flag
+from gapless.kernels import attention
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.kinds import Activation
@@ -179,6 +180,7 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", {}, rms_norm, layer_norm, add_rms_norm, angles, rope_and_write, activate, None, None, cut, sample,
-    begin_decode, finish, score, accept, look_up,
+    "torch", {}, rms_norm, layer_norm, add_rms_norm, angles, rope_and_write, activate,
+    attention.decode_attention, attention.prefill_attention, cut, sample, begin_decode, finish, score, accept, look_up,
+    chunk_attention=attention.chunk_attention,
 )  # fmt: skip

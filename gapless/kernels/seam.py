@@ -142,10 +142,10 @@ class Kernels(NamedTuple):
     activate: Callable[[Tensor, Activation, bool], Tensor]
     """(x, kind, gated) -> [T, I], computed in float32: of gated x [T, 2I] the function of the left half times the right
     half, else the function of x [T, I]"""
-    decode_attention: Callable[[Tensor, KV, RowBatch, Attend], Tensor] | None
+    decode_attention: Callable[[Tensor, KV, RowBatch, Attend], Tensor]
     """(q [B, Q, D], kv, batch of B rows, attend) -> [B, Q * D] in q's dtype, computed in float32. q may be a strided
-    view. None: the model gathers and calls torch."""
-    prefill_attention: Callable[[Tensor, KV, RowBatch, Attend, int], Tensor] | None
+    view."""
+    prefill_attention: Callable[[Tensor, KV, RowBatch, Attend, int], Tensor]
     """(q [T, Q, D], kv, batch of C rows with their starts in q, attend, max_query) -> [T, Q * D]: attention of C
     chunks of at most `max_query` tokens. A token past the last chunk's end is padding; its result is undefined."""
     cut: Callable[[Tensor, Tensor, Tensor, Tables, Filters], None]
@@ -250,6 +250,15 @@ class Kernels(NamedTuple):
     ahead: Callable[[], AbstractContextManager[None]] | None = None
     """A context whose programs only compile their kernels, in parallel, finished at its end. None: there is nothing to
     compile."""
+    chunk_attention: Callable[[Tensor, KV, RowBatch, Attend, int], Tensor] | None = None
+    """(q [T, Q, D], kv, batch of one row, attend, start) -> [T, Q * D]: `prefill_attention` of one chunk, which has
+    exactly T tokens, at positions from `start`. Only kernels that gather have it: their `decode_attention` reads as
+    many entries as the page table is wide, so they are passed the part of it that covers a batch."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether shapes on the device depend on a batch's bound of KV lengths."""
+        return self.chunk_attention is not None
 
     def linear(self, matrix: Matrix) -> Linear:
         """Make the product by a weight."""

@@ -21,7 +21,7 @@ from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
 from gapless.kernels.views import Attend, NormWeights, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
-from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
+from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import PRODUCTS, Layer, Params
 from gapless.model.rope import rope_tables
@@ -139,7 +139,7 @@ class Decoder:
         parts = iter(() if adapters is None else adapters.layers)
         for spec in self.spec.layers:
             layer = params.layers.pop(0)
-            self.blocks.append(Block.of(spec, layer, self.eps, kernels.linear, next(parts, None)))
+            self.blocks.append(Block.of(spec.within(max_model_len), layer, self.eps, kernels.linear, next(parts, None)))
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
         ways = kernels.ways if self.spec.plain else ()
@@ -151,7 +151,7 @@ class Decoder:
         self.embedding = None if shared else params.embedding
         self.positions = params.positions
         self.embedding_factor = float(torch.tensor(self.spec.embedding_factor, dtype=self.dtype))
-        self.bounded = kernels.decode_attention is None
+        self.bounded = kernels.bounded
         self.vocab_size, self.max_model_len = self.spec.vocab_size, max_model_len
         self.adapters = adapters
 
@@ -189,8 +189,7 @@ class Decoder:
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""
-        at = self.spec.layer.attention
-        return plan_attention(shape, at.kv_heads * at.head_dim)
+        return plan_attention(shape)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
@@ -235,11 +234,7 @@ class Decoder:
 
     def separate_ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> SeparateOps:
         """Return them one by one: the general way."""
-        attention: FusedAttention | PagedAttention
-        if self.kernels.decode_attention is None:
-            attention = PagedAttention(inputs, plan, cache, self.spec.layer.attention.heads)
-        else:
-            attention = FusedAttention(self.kernels, inputs, plan, cache)
+        attention = PagedAttention(self.kernels, inputs, plan, cache)
         return SeparateOps(
             x, inputs.layer_rows(cache), self.eps, self.kernels, attention.forward, self.spec.norm.centered
         )

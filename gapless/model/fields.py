@@ -71,6 +71,10 @@ class Fields:
         self._read.add(name)
         return self.values.get(name)
 
+    def null(self, name: str) -> bool:
+        """Return whether a field is there and null."""
+        return self.get(name) is None and name in self.values
+
     def unused(self, name: str, why: str) -> None:
         """Note that a given field does not count."""
         self._unused[name] = why
@@ -125,6 +129,13 @@ class Fields:
         if not (above < value and low <= value <= high):
             raise self.error(name, f"must be above {above}" if value <= above else f"must be from {low} to {high}")
         return float(value)
+
+    def reals(self, name: str) -> tuple[float, ...]:
+        """Return a list of numbers above 0."""
+        value = self._of(list, name, [], "must be a list of numbers")
+        if not value or any(type(x) not in (int, float) or not 0 < x < math.inf for x in value):
+            raise self.error(name, "must be a list of numbers above 0")
+        return tuple(map(float, value))
 
     def flag(self, name: str, default: bool) -> bool:
         return self._of(bool, name, default, "must be true or false")

@@ -10,7 +10,7 @@ from gapless.kernels.kinds import Activation, Reach
 from gapless.model.fields import Fields
 from gapless.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeConfig
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -35,10 +35,13 @@ class Sizes(NamedTuple):
     head_dim: int
 
     @classmethod
-    def of(cls, fields: Fields, head_dim: int = 0) -> Sizes:
-        """Read them. head_dim: the default, 0 for hidden_size / num_attention_heads."""
+    def of(cls, fields: Fields, head_dim: int = 0, kv_heads: int = 0) -> Sizes:
+        """Read them. Defaults: head_dim, 0 for hidden_size / num_attention_heads; kv_heads, 0 for as many as heads, as
+        null is."""
         heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
-        kv_heads = fields.whole("num_key_value_heads", heads)
+        kv_heads = fields.whole(
+            "num_key_value_heads", heads if fields.null("num_key_value_heads") else kv_heads or heads
+        )
         if heads % kv_heads:
             raise fields.error("num_key_value_heads", f"must divide num_attention_heads ({heads})")
         head_dim = fields.whole("head_dim", head_dim or hidden // heads, low=2)
@@ -66,6 +69,8 @@ class Sizes(NamedTuple):
         """Return the model of these layers, with its rope unless `more` has `ropes`. tied: the default."""
         if "ropes" not in more:
             more["ropes"] = (read_rope(fields),)
+        for rope in more["ropes"]:
+            _check_lengths(fields, rope, self.head_dim)
         tied = fields.flag("tie_word_embeddings", tied)
         return ModelSpec(self.vocab, self.hidden, tuple(layers), norm, tied=tied, **more)
 
@@ -111,20 +116,59 @@ def read_rope(fields: Fields, partial: bool = False, theta: float = 10_000.0) ->
     rope = fields.sub(name)
     if "full_attention" in rope:
         raise rope.foreign("full_attention", "must not be there: one rope for all layers is supported")
-    theta = rope.real("rope_theta", fields.real("rope_theta", theta, above=0.0), above=0.0)
-    if fields.real("rope_theta", theta) != theta:
-        fields.unused("rope_theta", f"{name}.rope_theta counts")
+    found = _rope(fields, rope, _base(fields, rope, "rope_theta", theta), partial)
+    _check_other_rope(fields, rope, other, {"rope_type": found.type, "type": found.type, "rope_theta": found.theta})
+    return found
+
+
+def read_ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """Read the ropes of layers without a window, and of those with one, in both spellings: `rope_parameters` by kinds
+    of layers, and `rope_theta`, `rope_scaling` (of the first) and `rope_local_base_freq` of before. Defaults: the
+    bases. Raises Foreign for other ropes."""
+    both, scaling = fields.sub("rope_parameters"), fields.sub("rope_scaling")
+    full, local = both.sub("full_attention"), both.sub("sliding_attention")
+    if both.values and not (full.values or local.values):
+        raise fields.foreign("rope_parameters", "must have full_attention and sliding_attention")
+    if scaling.values and full.values:
+        raise fields.foreign("rope_scaling", "must not be there beside rope_parameters.full_attention")
+    full = scaling if scaling.values else full
+    bases = _base(fields, full, "rope_theta", theta), _base(fields, local, "rope_local_base_freq", local_theta)
+    return _rope(fields, full, bases[0]), _rope(fields, local, bases[1])
+
+
+def _base(fields: Fields, rope: Fields, name: str, default: float) -> float:
+    """Return the base of a rope, which a field of the model gives if its own object does not."""
+    theta = rope.real("rope_theta", fields.real(name, default, above=0.0), above=0.0)
+    if fields.real(name, theta) != theta:
+        fields.unused(name, f"{rope.prefix}rope_theta counts")
+    return theta
+
+
+def _rope(fields: Fields, rope: Fields, theta: float, partial: bool = False) -> RopeConfig:
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
     if rope.text("type", kind) != kind:
         rope.unused("type", "rope_type counts")
+    if kind in ("su", "yarn") and "short_factor" in rope:  # its names of before
+        kind = "longrope"
     if kind not in ROPE_TYPES:
         raise rope.foreign("rope_type", f"must be one of {', '.join(ROPE_TYPES)}", kind)
-    share = min(owner.real("partial_rotary_factor", 1.0, above=0.0, high=1.0) for owner in (rope, fields))
+    share = fields.real("partial_rotary_factor", 1.0, above=0.0, high=1.0)
+    share = rope.real("partial_rotary_factor", share, above=0.0, high=1.0)
     if share != 1.0 and not partial:
         raise fields.foreign("partial_rotary_factor", "must be 1: heads of this family are rotated whole", share)
-    _check_other_rope(fields, rope, other, {"rope_type": kind, "type": kind, "rope_theta": theta})
     found = RopeConfig(theta=theta) if kind == "default" else _scaled_rope(fields, rope, kind, theta)
     return replace(found, share=share)
+
+
+def _check_lengths(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
+    """Refuse parts of a head that have no pairs, and lists of factors that are not one for each pair."""
+    rotated = rope.rotated(head_dim)
+    if rotated < 2 or rotated % 2:
+        raise fields.foreign("partial_rotary_factor", f"must rotate an even part of head_dim ({head_dim})", rope.share)
+    for name, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
+        if rope.type == "longrope" and len(factors) != rotated // 2:
+            owner = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+            raise fields.error(f"{owner}.{name}", f"must be a list of {rotated // 2} numbers", len(factors))
 
 
 def _check_other_rope(fields: Fields, rope: Fields, other: str, counts: dict[str, Any]) -> None:
@@ -148,7 +192,13 @@ def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeC
     original = fields.whole(name, rope.whole(name, longest))
     if rope.whole(name, original) != original:
         rope.unused(name, f"{name} beside {rope.prefix.rstrip('.')} counts")
-    factor = rope.real("factor", longest / original if kind == "yarn" else None, above=0.0)
+    factor = rope.real("factor", None if kind == "llama3" else longest / original, above=0.0)
+    attention_factor = rope.real("attention_factor", above=0.0) if "attention_factor" in rope else None
+    if kind == "longrope":
+        if original < 2:
+            raise fields.error(name, "must be above 1", original)
+        lists = {name: rope.reals(name) for name in ("short_factor", "long_factor")}
+        return RopeConfig(kind, theta, factor, original, attention_factor=attention_factor, **lists)
     if kind == "llama3":
         low, high = rope.real("low_freq_factor", above=0.0), rope.real("high_freq_factor", above=0.0)
         if high <= low:
@@ -159,7 +209,7 @@ def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeC
         theta,
         factor,
         original,
-        attention_factor=rope.real("attention_factor", above=0.0) if "attention_factor" in rope else None,
+        attention_factor=attention_factor,
         beta_fast=rope.real("beta_fast", 32.0, above=0.0),
         beta_slow=rope.real("beta_slow", 1.0, above=0.0),
         mscale=rope.real("mscale", 0.0),

@@ -1,4 +1,4 @@
-"""Rotary position embedding: default, linear, dynamic, llama3 and yarn, as one table of cosines and sines.
+"""Rotary position embedding: default, linear, dynamic, llama3, yarn and longrope, as one table of cosines and sines.
 
 Frequencies are computed in float32 by the same formulas as transformers, so the tables agree to the last bits.
 
@@ -8,6 +8,11 @@ runs disagree. A cache that is shared between requests needs a function of the p
 base for both sides of a product. Here the base is fixed by `max_model_len`: up to the model's max_position_embeddings
 (the default) nothing is scaled, which is what transformers gives for every sequence of that length or less; a larger
 max_model_len stretches the base for all positions, as if every sequence were that long.
+
+`longrope` is alike: transformers takes its long factors as soon as a sequence is longer than the original length, and
+the keys cached before keep the short ones. Here max_model_len decides, as in vLLM: if it exceeds the original length,
+the long factors are those of all positions, which is what transformers gives for sequences above that length; else the
+short ones are. The attention factor is the same for both.
 """
 
 from __future__ import annotations
@@ -56,6 +61,9 @@ def frequencies_of(rope: RopeConfig, dim: int, max_model_len: int, longest: int)
         return _llama3(rope, _plain(rope.theta, dim)), 1.0
     if rope.type == "yarn":
         return _yarn(rope, dim), _yarn_attention(rope)
+    if rope.type == "longrope":
+        factors = rope.long_factor if max_model_len > rope.original_max else rope.short_factor
+        return 1.0 / (torch.tensor(factors) * _periods(rope.theta, dim)), _longrope_attention(rope)
     assert rope.type == "default", rope.type
     return _plain(rope.theta, dim), 1.0
 
@@ -111,3 +119,9 @@ def _yarn_attention(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return scale(rope.mscale) / scale(rope.mscale_all_dim)
     return scale(1.0)
+
+
+def _longrope_attention(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max))

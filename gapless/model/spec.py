@@ -5,7 +5,7 @@ A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and size
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from importlib import import_module
@@ -53,6 +53,10 @@ class RopeConfig:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    """Of longrope: a factor of the period of each pair, up to original_max tokens"""
+    long_factor: tuple[float, ...] = ()
+    """For more tokens"""
     share: float = 1.0
     """Part of a head's dimensions that is rotated, its first ones"""
     interleaved: bool = False
@@ -113,6 +117,11 @@ class LayerSpec:
     group: int = 0
     """The index of its page group"""
 
+    def within(self, length: int) -> LayerSpec:
+        """Return the layer for sequences of at most so many tokens: without a window that is as long as they are."""
+        at = self.attention
+        return replace(self, attention=replace(at, reach=Reach.CAUSAL, size=0)) if at.size >= length else self
+
     def products(self, hidden: int) -> dict[str, ProductSpec]:
         """Return its products by name; H is `hidden`."""
         at, mlp = self.attention, self.mlp
@@ -169,12 +178,13 @@ class ModelSpec:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums as they are,
-        and no norm across heads."""
+        """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums and
+        embeddings as they are, and no norm across heads."""
         simple = (NormOrder.PRE, 1.0, Activation.SILU, True)
         kinds = {(one.order, one.residual, one.mlp.activation, one.mlp.gated) for one in self.layers}
         across = any(one.attention.qk_norm is QKNorm.ALL for one in self.layers)
-        return kinds == {simple} and not across and not self.norm.centered
+        added = self.embedding_factor != 1 or self.positions > 0
+        return kinds == {simple} and not (across or added or self.norm.centered)
 
     @cached_property
     def sizes(self) -> ModelSizes:

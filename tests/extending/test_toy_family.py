@@ -30,16 +30,16 @@ COUNT = 24
 def package(tmp_path, monkeypatch):
     installed = tmp_path / "installed"
     installed.mkdir()
-    install(installed, "gapless.models", GemmaForCausalLM="family:FAMILY", BrokenForCausalLM="no_such_module:FAMILY")
+    install(installed, "gapless.models", ArceeForCausalLM="family:FAMILY", BrokenForCausalLM="no_such_module:FAMILY")
     for path in (TOYS, installed):
         monkeypatch.syspath_prepend(str(path))
     return os.pathsep.join([str(TOYS), str(installed)])
 
 
-def random_gemma(folder, seed=0):
+def random_arcee(folder, seed=0):
     """A checkpoint of random weights, and the model of transformers that wrote it."""
     torch.manual_seed(seed)
-    theirs = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SIZES)).eval()
+    theirs = transformers.ArceeForCausalLM(transformers.ArceeConfig(**SIZES)).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if name.endswith("norm.weight"):
@@ -60,8 +60,8 @@ def wanted(theirs):
 @pytest.mark.parametrize("depth", ["1", "4"])
 def test_a_family_from_outside_gives_the_tokens_of_transformers(tmp_path, depth):
     model = tmp_path / "model"
-    theirs = random_gemma(model)
-    other = random_gemma(tmp_path / "other", seed=1)
+    theirs = random_arcee(model)
+    other = random_arcee(tmp_path / "other", seed=1)
     asked = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
     with LLM(str(model), device="cpu", dtype="float32", max_model_len=128, depth=depth) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -73,25 +73,25 @@ def test_a_family_from_outside_gives_the_tokens_of_transformers(tmp_path, depth)
 
 
 def test_a_family_that_is_not_there_or_cannot_be_imported_is_refused(tmp_path):
-    random_gemma(tmp_path / "model")
+    random_arcee(tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
     for name, error, message in (
-        ("MambaForCausalLM", CheckpointError, "architectures must be one of Llama.*, GemmaForCausalLM"),
+        ("MambaForCausalLM", CheckpointError, "architectures must be one of .*LlamaFor.*, ArceeForCausalLM"),
         ("BrokenForCausalLM", ConfigError, r"architectures: BrokenForCausalLM \(no_such_module:FAMILY\) cannot be"),
     ):
         path.write_text(json.dumps(config | {"architectures": [name]}))
         with pytest.raises(error, match=message):
             read_model_config(tmp_path / "model")
-    path.write_text(json.dumps(config | {"hidden_activation": "snake"}))
-    with pytest.raises(CheckpointError, match=r"hidden_activation must be one of .*, got .snake."):
+    path.write_text(json.dumps(config | {"hidden_act": "snake"}))
+    with pytest.raises(CheckpointError, match=r"hidden_act must be one of .*, got .snake."):
         read_model_config(tmp_path / "model")
 
 
 @pytest.mark.process
 def test_a_server_of_a_family_from_outside_gives_the_tokens_of_transformers(tmp_path, package, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])))
-    theirs = random_gemma(tmp_path / "model")
+    theirs = random_arcee(tmp_path / "model")
     server = Server("--model", str(tmp_path / "model"), "--dtype", "float32", "--max-model-len", "128")
     try:
         asked = {"prompt": PROMPTS, "temperature": 0, "max_tokens": COUNT, "ignore_eos": True, "return_token_ids": True}

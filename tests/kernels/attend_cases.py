@@ -16,7 +16,8 @@ import torch
 from paged import LAYER, Heads, Paged, dense, paged, queries
 from torch import Tensor
 
-from gapless.kernels.views import Attend, Reach, RowBatch
+from gapless.kernels.kinds import Reach
+from gapless.kernels.views import Attend, RowBatch
 
 Operation = Callable[..., Tensor]
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from attend_cases import (
@@ -19,45 +21,59 @@ from attend_cases import (
     check_prefill_case,
     cut_everywhere,
 )
-from implementations import EVERY, F32, runs
+from implementations import BF16, EVERY, F32, runs
+from sharpest import sharpest
 
 from gapless.kernels import attention
+from gapless.kernels.views import RowBatch
 
 HONOURED_BY = EVERY
 """The implementations that compute every kind"""
 
 
-def decode_of(implementation):
-    return implementation.kernels.decode_attention or attention.decode_attention
-
-
-def prefill_of(implementation):
-    return implementation.kernels.prefill_attention or attention.prefill_attention
-
-
 @runs("case", on=HONOURED_BY, cpu=CPU_CASES, interpreter=SHORT_CASES, cuda=GPU_CASES, keep=12)
 def test_attention_of_every_kind_equals_float64(implementation, case):
     for dtype in implementation.dtypes:
-        check_decode_case(decode_of(implementation), case, dtype, implementation.device)
-        check_prefill_case(prefill_of(implementation), case, dtype, implementation.device)
+        check_decode_case(implementation.kernels.decode_attention, case, dtype, implementation.device)
+        check_prefill_case(implementation.kernels.prefill_attention, case, dtype, implementation.device)
+
+
+@pytest.mark.parametrize("case", sharpest(CPU_CASES, 12, whole=True), ids=str)
+def test_chunks_with_bounds_of_the_host_equal_float64(case, monkeypatch):
+    """Each alone, gathered and attended in tiles; the decode rows in groups."""
+    monkeypatch.setattr(attention, "GATHER_ELEMENTS", 20_000)
+    monkeypatch.setattr(attention, "QUERY_TILE", 32)
+
+    def chunks(q, kv, batch, attend, most):
+        parts, starts = [], batch.starts.tolist()
+        for row, (low, high) in enumerate(itertools.pairwise(starts)):
+            one = RowBatch(batch.rows[row : row + 1], batch.kv_lens[row : row + 1])
+            one = one if batch.spans is None else one._replace(spans=batch.spans[low:high])
+            start = case.shape.lengths[row] - (high - low)
+            parts.append(attention.chunk_attention(q[low:high], kv, one, attend, start))
+        return torch.cat(parts)
+
+    for dtype in (F32, BF16):
+        check_prefill_case(chunks, case, dtype)
+        check_decode_case(attention.decode_attention, case, dtype)
 
 
 @runs("case", SPLIT_CASES, on=HONOURED_BY, keep=2)
 def test_sinks_count_once_when_splits_have_nothing_to_read(implementation, case):
-    check_decode_case(decode_of(implementation), case, F32, implementation.device)
+    check_decode_case(implementation.kernels.decode_attention, case, F32, implementation.device)
 
 
 @runs("kind, length", EDGES, on=HONOURED_BY, keep=4)
 def test_a_large_value_counts_inside_the_reach_and_not_outside_it(implementation, kind, length):
     for dtype in implementation.dtypes:
-        check_edges(decode_of(implementation), kind, length, dtype, implementation.device)
+        check_edges(implementation.kernels.decode_attention, kind, length, dtype, implementation.device)
 
 
 @runs("kind", [SPANS[2], SPANS[0], SPANS[1], WINDOWS[0], CUT[0]], on=HONOURED_BY, keep=1)
 def test_a_prompt_cut_anywhere_equals_float64(implementation, kind):
     """Spans longer than the window too, which begin before the chunk, in it, and end after it."""
     for case, _ in cut_everywhere(kind, 41):
-        check_prefill_case(prefill_of(implementation), case, F32, implementation.device)
+        check_prefill_case(implementation.kernels.prefill_attention, case, F32, implementation.device)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -65,19 +65,13 @@ def test_attention_equals_the_direct_computation(implementation, heads, page_siz
     for dtype in implementation.dtypes if implementation.name != "torch" else (F32,):
         batch = paged(heads, lengths, page_size=page_size, dtype=dtype, device=device)
         q = queries(heads, len(lengths), dtype=dtype, device=device)
-        got = check_decode(kernels.decode_attention or op_of_torch("decode"), batch, q)
+        got = check_decode(kernels.decode_attention, batch, q)
         for i in (0, 4, 8) if implementation.name == "native" else ():
             one = RowBatch(batch.rows[i : i + 1], batch.kv_lens[i : i + 1])
             alone = kernels.decode_attention(q[i : i + 1], batch.kv, one, Attend(heads.dim**-0.5))
             assert torch.equal(alone[0], got[i])
         q = queries(heads, sum(sizes) + 3, dtype=dtype, device=device)
-        check_prefill(kernels.prefill_attention or op_of_torch("prefill"), batch, sizes, q)
-
-
-def op_of_torch(kind: str):
-    from gapless.kernels import attention
-
-    return getattr(attention, f"{kind}_attention")
+        check_prefill(kernels.prefill_attention, batch, sizes, q)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7, 15, 17, 31, 33, 63, 100, 129, 250, 255, 257, 300])

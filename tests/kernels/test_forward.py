@@ -30,9 +30,9 @@ LIMIT = 3 * 20**0.5 * 2**-9
 """The largest relative difference of a row. A rounding to bfloat16 moves a number by up to 2**-9 of its size, up or
 down. A step of two layers has about twenty roundings in sequence, and weights and softmax are assumed to multiply their
 error by up to three: plain torch in bfloat16 is at 0.016. A row of 700 entries that misses one is at 0.04."""
-FEW = Counter(normed_linear=2 * LAYERS, rotated_decode=LAYERS, linear_add=2 * LAYERS, rms_norm=1)
+FEW = Counter(angles=1, normed_linear=2 * LAYERS, rotated_decode=LAYERS, linear_add=2 * LAYERS, rms_norm=1)
 ANY = Counter(
-    rms_norm=1, add_rms_norm=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, activate=LAYERS
+    angles=1, rms_norm=1, add_rms_norm=2 * LAYERS, rope_and_write=LAYERS, decode_attention=LAYERS, activate=LAYERS
 )  # fmt: skip
 """Operators that a step launches: their names say which path it took."""
 SMALLER = {"sm_86": ((8, 6), 99 << 10), "sm_120": ((12, 0), 99 << 10)}

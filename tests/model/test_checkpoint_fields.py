@@ -54,6 +54,8 @@ SAVED = {
 }
 
 
+OTHER_ROPES = ("gpt2", "gemma3", "phi3")
+"""Families without a rope, with two, and with longrope alone"""
 WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}
 
 
@@ -61,7 +63,7 @@ WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 64, "max_window_la
 @pytest.mark.parametrize("changes", sharpest(SAVED, 2))
 def test_a_config_that_transformers_saves_has_no_warning(tmp_path, family, changes):
     windows = WINDOWS_OFF if family.startswith("qwen") else {}
-    saved = SAVED["labels" if family.startswith("gpt2") else changes]  # which has no rope
+    saved = SAVED["labels" if family.startswith(OTHER_ROPES) else changes]
     reference(family, **windows, **saved).save_pretrained(tmp_path)
     assert (tmp_path / "generation_config.json").exists()
     assert warnings(tmp_path) == {}

@@ -113,7 +113,10 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, name, value, says):
 
 
 BAD_ROPES = (
-    ({"rope_type": "longrope"}, "rope_type"),
+    ({"rope_type": "longrope"}, "short_factor is missing"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 4}, "long_factor is missing"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 1.0]}, "long_factor must be"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}, "long_factor must be a list of 4"),
     ({"type": "unheard-of"}, "rope_type"),
     ({"rope_type": "linear"}, "factor is missing"),
     ({"rope_type": "linear", "factor": 0}, "factor must be above"),

@@ -11,7 +11,7 @@ from paging_driver import Driver, Sequence, load, prompt, relative_error
 from sharpest import sharpest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.model import attention
+from gapless.kernels import attention
 from gapless.model.attention import plan_attention
 from gapless.model.seam import BatchShape
 
@@ -217,19 +217,9 @@ def test_forward_reads_nothing_on_the_host(ours):
 
 
 def test_plan_is_host_integers():
-    plan = plan_attention(BatchShape(decode=5, chunks=((0, 7), (16, 3)), bound=100), kv_width=64)
-    assert plan.groups == ((0, 5),)
-    assert plan.chunks == ((5, 5, 0, 7), (6, 12, 16, 3))
-    assert plan_attention(BatchShape(0, (), 0), 64) == (0, (), ())
-
-
-def test_large_decode_batches_are_gathered_in_groups():
-    bound, width = 8192, 1024
-    plan = plan_attention(BatchShape(decode=21, chunks=(), bound=bound), width)
-    assert [low for low, _ in plan.groups] == [0, 8, 16]
-    assert plan.groups[-1] == (16, 21)
-    huge = plan_attention(BatchShape(decode=2, chunks=(), bound=1 << 20), width)
-    assert huge.groups == ((0, 1), (1, 2))
+    plan = plan_attention(BatchShape(decode=5, chunks=((0, 7), (16, 3)), bound=100))
+    assert plan == (5, 100, ((5, 5, 0, 7), (6, 12, 16, 3)))
+    assert plan_attention(BatchShape(0, (), 0)) == (0, 0, ())
 
 
 def test_page_bytes_are_the_caches(ours):

@@ -126,13 +126,13 @@ def test_a_model_without_a_family_is_refused_with_the_extra_when_transformers_is
 def test_a_foreign_field_is_an_error_when_native_is_asked_for(tmp_path):
     with pytest.raises(ForeignModelError, match="hidden_act"):
         read(tmp_path, "native", hidden_act="snake")
-    with pytest.raises(CheckpointError, match="architectures must be one of .*Qwen3ForCausalLM"):
+    with pytest.raises(CheckpointError, match=r"architectures must be one of .*Qwen3ForCausalLM"):
         read(tmp_path, "native", **FALCON)
 
 
 @pytest.mark.parametrize("name", registry.LENGTHS)
 def test_the_longest_sequence_is_read_by_any_common_name(tmp_path, name):
-    assert read(tmp_path, **FALCON, max_position_embeddings=None, **{name: 77}).max_position_embeddings == 77
+    assert read(tmp_path, **{**FALCON, "max_position_embeddings": None, name: 77}).max_position_embeddings == 77
 
 
 def test_classes_of_transformers_are_those_of_its_own_table():

@@ -58,7 +58,7 @@ def test_a_step_with_prompts_and_decoding_rows_shares_no_work_among_torchs_threa
             program(self, key, at)
 
     def noted(self, inputs, plan, cache):
-        mixed.append(bool(plan.chunks and plan.groups))
+        mixed.append(bool(plan.chunks and plan.decode))
         return forward(self, inputs, plan, cache)
 
     monkeypatch.setattr(StepProgram, "forward", watched)

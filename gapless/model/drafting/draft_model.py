@@ -69,7 +69,7 @@ class DraftModel:
         """Run the draft model, which drafts where rows have several places; then the model."""
         own = inputs._replace(adapters=None)
         if inputs.places > 1:
-            self._draft(own, sum(high - low for low, high in plan.groups), tables, cache)
+            self._draft(own, plan.decode, tables, cache)
         if inputs.places == 1 or inputs.starts is not None:
             self.draft.forward(own, plan, self.view(cache))
         return self.model.forward(inputs, plan, cache)

@@ -19,7 +19,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gapless.kernels.attention import decode_attention
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.layout import GENERATION
 from gapless.kernels.matrix import Linear, Matrix
@@ -49,7 +48,6 @@ class HeadLayer:
         self.model, self.kernels, self.eps = model, model.kernels, config.spec.norm.eps
         self.rope, self.norm = table, norm
         self.block = Block.of(config.spec.layer, layer, self.eps, linear)
-        self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return what passes take, [T, H], of the model's hidden states as they were read."""
@@ -85,8 +83,8 @@ class HeadLayer:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
         rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table)
 
-        def attention(q: Tensor, k: Tensor, v: Tensor, layer: int, attend: Attend) -> Tensor:
-            return self.attend(q, kv, batch, attend)
+        def attention(q: Tensor, layer: int, attend: Attend) -> Tensor:
+            return self.kernels.decode_attention(q, kv, batch, attend)
 
         return SeparateOps(x, rows, self.eps, self.kernels, attention)
 
@@ -120,7 +118,7 @@ class RecurrentHead:
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Draft where rows have several places, then run the model: hidden states [T, H] after its last norm."""
-        decode = sum(high - low for low, high in plan.groups)
+        decode = plan.decode
         if inputs.places > 1:
             self._draft(inputs, decode, tables, cache)
         taps = self.layer.taps

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from gapless.base.plug_ins import load, plug_ins
-from gapless.model.families import cohere, gpt2, llama, olmo, qwen
+from gapless.model.families import cohere, gemma, gpt2, granite, llama, mistral, olmo, phi, qwen
 from gapless.model.family import Family
 
 MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "Cohere2ForCausalLM": cohere.COHERE2,
     "CohereForCausalLM": cohere.COHERE,
     "GPT2LMHeadModel": gpt2.GPT2,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "GemmaForCausalLM": gemma.GEMMA,
+    "GraniteForCausalLM": granite.GRANITE,
     "LlamaForCausalLM": llama.LLAMA,
     "MiMoForCausalLM": qwen.MIMO,
+    "MinistralForCausalLM": mistral.MISTRAL,
+    "MistralForCausalLM": mistral.MISTRAL,
     "Olmo2ForCausalLM": olmo.OLMO2,
+    "Olmo3ForCausalLM": olmo.OLMO3,
+    "Phi3ForCausalLM": phi.PHI3,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,
 }

@@ -1,4 +1,4 @@
-"""Gemma: scaled embeddings, norms whose weights lack one, and a gated MLP with GELU."""
+"""Arcee: a Llama whose MLP has no gate, and squares what ReLU leaves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Nor
 def read(fields: Fields) -> ModelSpec:
     sizes, bias = Sizes.of(fields), fields.flag("attention_bias", False)
     attention = AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5, bias=bias, output_bias=bias)
-    layer = LayerSpec(
-        attention, MlpSpec(sizes.middle, sizes.activation(fields, "hidden_activation", "gelu_pytorch_tanh"))
-    )
-    norm = NormSpec(fields.real("rms_norm_eps", 1e-6, above=0.0))
-    factor = sizes.hidden**0.5
-    return sizes.model(fields, [layer] * sizes.layers, norm, tied=True, embedding_factor=factor)
+    activation = sizes.activation(fields, default="relu2")
+    layer = LayerSpec(attention, MlpSpec(sizes.middle, activation, gated=False, bias=fields.flag("mlp_bias", False)))
+    norm = NormSpec(fields.real("rms_norm_eps", 1e-5, above=0.0))
+    return sizes.model(fields, [layer] * sizes.layers, norm)
 
 
-FAMILY = Family(("gemma",), read, Names(norms_lack_one=True), reads=frozenset({"hidden_activation"}))
+FAMILY = Family(("arcee",), read, Names(gate_up=("mlp.up_proj",)))

@@ -1,0 +1,99 @@
+"""`gapless doctor MODEL`: what is reported of a model by its config alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gapless.cli import checks
+from gapless.cli.main import main
+from gapless.cli.model_report import rows, why_general
+from gapless.model import registry
+from gapless.model.config import read_model_config
+
+COMMON = {"vocab_size": 100, "max_position_embeddings": 512, "dtype": "bfloat16"}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8}
+QWEN2 = {
+    **COMMON, **SIZES, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, "sliding_window": 1024,
+    "use_sliding_window": True, "max_window_layers": 3,
+}  # fmt: skip
+GPT2 = {
+    **COMMON, "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 512,
+}  # fmt: skip
+COHERE = {**COMMON, **SIZES, "architectures": ["CohereForCausalLM"], "model_type": "cohere"}
+
+
+def write(directory, values):
+    (directory / "config.json").write_text(json.dumps(values))
+    return directory
+
+
+REPORTS = (
+    (
+        QWEN2,
+        {
+            "architecture": ["Qwen2ForCausalLM"],
+            "computed by": ["native: it has a native family"],
+            "layers": ["4: 3 full, 1 window 1,024"],
+            "KV": ["256 bytes a token in bfloat16", "for 512 tokens"],
+            "kernels, CUDA": ["fused for few rows"],
+            "adapters": ["q_proj", "down_proj"],
+            "drafts": ["EAGLE-3", "MTP"],
+        },
+    ),
+    (
+        GPT2,
+        {
+            "layers": ["2: 2 full (no rope)"],
+            "KV": ["256 bytes a token"],
+            "kernels, CUDA": ["one by one", "LayerNorm", "GELU_TANH without a gate", "learned positions"],
+            "adapters": ["c_attn"],
+        },
+    ),
+    (COHERE, {"kernels, CUDA": ["one by one", "LayerNorm", "parallel norms"]}),
+)
+
+
+@pytest.mark.parametrize(("values", "wanted"), REPORTS)
+def test_the_report_of_a_native_model_follows_from_its_config(tmp_path, values, wanted):
+    found = dict(rows(read_model_config(write(tmp_path, values))))
+    for name, parts in wanted.items():
+        assert [part for part in parts if part not in found[name]] == [], found[name]
+
+
+def test_every_model_without_fast_ways_has_a_reason(tmp_path):
+    for values in (QWEN2, GPT2, COHERE):
+        spec = read_model_config(write(tmp_path, values)).spec
+        assert bool(why_general(spec)) != spec.plain
+
+
+def test_doctor_reports_a_refused_model_in_one_line_and_fails(tmp_path, monkeypatch, capsys):
+    only = [(name, getattr(checks, name)) for name in ()]
+    for name in ("torch_version", "libraries", "machine", "memory", "cuda", "native", "demo_model", "hub", "python"):
+        monkeypatch.setattr(checks, name, lambda: only)
+    monkeypatch.setattr(checks, "device", lambda kind: only)
+    monkeypatch.setattr(checks, "free_port", lambda port: only)
+    write(tmp_path, {**COMMON, **SIZES, "architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+    assert main(["doctor", str(tmp_path), "--json"]) == 1
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check["status"] == "fail"
+    assert check["detail"].startswith(f"refused: {tmp_path / 'config.json'}: model_type keeps a state")
+
+
+def test_doctor_reports_a_missing_tokenizer_after_the_model(tmp_path):
+    from gapless.base.config import EngineConfig
+
+    found = list(checks.model(EngineConfig(model=str(write(tmp_path, QWEN2)))))
+    assert [check.name for check in found][:2] == ["architecture", "computed by"]
+    assert found[-1].status == "fail" and "tokenizer.json" in found[-1].detail
+
+
+def test_the_report_of_a_model_of_transformers_names_its_class_and_what_is_refused(tmp_path):
+    pytest.importorskip("gapless.model.transformers_config")
+    values = {**QWEN2, "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"}
+    found = dict(rows(read_model_config(write(tmp_path, values), impl=registry.Impl.AUTO)))
+    assert found["computed by"] == "transformers: no native family reads it"
+    assert "transformers.Starcoder2ForCausalLM" in found["class"] and "LoRA" in found["refused"]
+    assert found["layers"] == "4" and "million" in found["parameters"]
