@@ -24,7 +24,7 @@ from gapless.kernels.matrix import Linear, dense
 from gapless.kernels.seam import Kernels
 from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
-from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
+from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.self_check import tokens
 from gapless.model.transformers_config import base_of, refusal
@@ -221,7 +221,7 @@ class TransformersModel:
         self.head._modules = {name: self.before if part is self.base else part for name, part in parts}
         self.hf_config = net.config
         self.vocab_size, self.dtype = net.config.vocab_size, dtype
-        self.bounded = kernels.decode_attention is None
+        self.bounded, self.spare_layers = kernels.bounded, 0
         sizes = [layer.sizes for layer in layers.values()]
         self.heads, self.kv_heads = sizes[0].heads, sizes[0].kv_heads
         dim = max(max(one.key_dim, one.value_dim) for one in sizes)
@@ -246,15 +246,11 @@ class TransformersModel:
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""
-        return plan_attention(shape, self.kv_heads * self.head_dim)
+        return plan_attention(shape)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Tensor:
         """Hidden states [T, hidden]; writes the KV of all T tokens."""
-        attention: FusedAttention | PagedAttention
-        if self.bounded:
-            attention = PagedAttention(inputs, plan, cache, self.heads)
-        else:
-            attention = FusedAttention(self.kernels, inputs, plan, cache)
+        attention = PagedAttention(self.kernels, inputs, plan, cache)
         ops = SeparateOps(self.identity, inputs.layer_rows(cache), 0.0, self.kernels, attention.forward)
         rotation = Rotation(None, 0.0, self.identity.expand(len(inputs.ids), -1))
 
