@@ -18,6 +18,17 @@ FAMILIES = {
     "gpt2-wide": ("GPT2", {"n_inner": 72, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3}),
     "olmo2": ("Olmo2", {}),
     "olmo2-biased": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3", {
+        "num_hidden_layers": 5, "sliding_window": 6, "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e4,
+                               "original_max_position_embeddings": 256},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }),
+    "cohere2": ("Cohere2", {"sliding_window": 7, "num_hidden_layers": 4}),
+    "cohere2-listed": ("Cohere2", {
+        "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"], "attention_bias": True,
+    }),
     "cohere": ("Cohere", {}),
     "cohere-biased": ("Cohere", {"attention_bias": True, "head_dim": 24, "layer_norm_eps": 1e-3, "logit_scale": 0.5}),
     "qwen3-mha": ("Qwen3", {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),

@@ -10,6 +10,7 @@ MODEL_PLUG_INS = "gapless.models"
 """Group of entry points: an architecture, and its `Family`"""
 
 MODEL_FAMILIES: dict[str, Family] = {
+    "Cohere2ForCausalLM": cohere.COHERE2,
     "CohereForCausalLM": cohere.COHERE,
     "GPT2LMHeadModel": gpt2.GPT2,
     "Gemma2ForCausalLM": gemma.GEMMA2,
@@ -21,6 +22,7 @@ MODEL_FAMILIES: dict[str, Family] = {
     "MinistralForCausalLM": mistral.MISTRAL,
     "MistralForCausalLM": mistral.MISTRAL,
     "Olmo2ForCausalLM": olmo.OLMO2,
+    "Olmo3ForCausalLM": olmo.OLMO3,
     "Phi3ForCausalLM": phi.PHI3,
     "Qwen2ForCausalLM": qwen.QWEN2,
     "Qwen3ForCausalLM": qwen.QWEN3,

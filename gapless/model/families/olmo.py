@@ -1,10 +1,13 @@
-"""OLMo 2 and 3: norms after attention and MLP, and over all queries and all keys. OLMo 3 has windows."""
+"""OLMo 2 and 3: norms after attention and MLP, and over all queries and all keys. OLMo 3 has windows, and a rope of
+their own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gapless.model.family import Family
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, windows
+from gapless.model.reading import Sizes, read_ropes, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormOrder, NormSpec, QKNorm
 
 
@@ -26,4 +29,16 @@ def _olmo2(fields: Fields) -> ModelSpec:
     return sizes.model(fields, [layer for _ in windows(fields, sizes.layers)], _norm(fields))
 
 
+def _olmo3(fields: Fields) -> ModelSpec:
+    sizes = Sizes.of(fields)
+    layer = _layer(fields, sizes)
+    attention = layer.attention
+    layers = [
+        replace(layer, attention=replace(windowed(attention, size), rope=1 if size else 0))
+        for size in windows(fields, sizes.layers, window_size(fields), lambda number: (number + 1) % 4 != 0)
+    ]
+    return sizes.model(fields, layers, _norm(fields), ropes=read_ropes(fields, 500_000.0, 500_000.0))
+
+
 OLMO2 = Family(("olmo2",), _olmo2)
+OLMO3 = Family(("olmo3",), _olmo3)
