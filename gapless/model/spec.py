@@ -53,9 +53,9 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
-    """Of longrope: a factor of the period of each pair, up to original_max tokens"""
+    """A factor of the period of each pair, for up to original_max tokens (longrope)"""
     long_factor: tuple[float, ...] = ()
-    """For more tokens"""
+    """The factors for more tokens"""
     share: float = 1.0
     """Part of a head's dimensions that is rotated, its first ones"""
     interleaved: bool = False
