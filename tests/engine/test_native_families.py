@@ -12,12 +12,13 @@ import transformers
 from adapter_files import additions, write_adapter
 from model.model_harness import reference
 from model.paging_driver import prompt
+from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
 from gapless.demo import weights_dir
 from gapless.model.config import read_model_config
 
-FAMILIES = ("gpt2", "olmo2", "cohere")
+FAMILIES = ("gpt2", "olmo3", "cohere2", "olmo2", "cohere")
 OPTIONS = {
     "device": "cpu",
     "tokenizer": str(weights_dir()),
@@ -47,7 +48,7 @@ class Saved:
         return found[len(ids) :]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sharpest(FAMILIES, 3))
 def saved(request, tmp_path_factory):
     return Saved(reference(request.param), tmp_path_factory.mktemp(request.param))
 

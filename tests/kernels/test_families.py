@@ -12,7 +12,7 @@ from gapless.base.config import EngineConfig
 from gapless.model.loader import load_model
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
-FAMILIES = ("gpt2", "olmo2", "cohere", "gpt2-wide", "olmo2-biased", "cohere-biased")
+FAMILIES = ("gpt2", "olmo3", "cohere2", "olmo2", "cohere", "gpt2-wide", "olmo2-biased", "cohere-biased", "cohere2-listed")
 
 
 @runs("family", FAMILIES, on=("native", "interpreter", "cuda"), keep=3)
