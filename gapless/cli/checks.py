@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
-from gapless.base.errors import UserError
+from gapless.base.errors import CheckpointError
 from gapless.base.install import INSTALL
 from gapless.base.progress import in_bytes
 
 if TYPE_CHECKING:
     from gapless.device.build import Outcome
+    from gapless.engine.frontdoor import Located
     from gapless.kernels.native import Product
     from gapless.model.config import ModelConfig
     from gapless.model.fields import Fields
@@ -250,23 +251,34 @@ def hub() -> Iterator[Check]:
 
 def model(config: EngineConfig) -> Iterator[Check]:
     """Reads all but the weights, and fetches the small files of a model on the hub for that."""
-    from gapless.cli.model_report import rows
-    from gapless.engine.frontdoor import open_assets, survey
-    from gapless.model.config import load_config, resolve_model_dir
+    from gapless.engine.frontdoor import survey
 
     try:
         located, to_fetch = survey(config)
-        found = load_config(located.config)
-        yield from (Check(name, "ok", text) for name, text in rows(found))
-        assets = open_assets(located.config)
-    except UserError as error:
+        yield from read_model(config.model, located, to_fetch)
+    except CheckpointError as error:
         yield Check("model", "fail", f"refused: {error}")
-        return
+
+
+def read_model(name: str, located: Located, to_fetch: int) -> Iterator[Check]:
+    """Report a model that was found. Raises CheckpointError for one that is refused."""
+    from gapless.cli.model_report import rows
+    from gapless.engine.frontdoor import open_assets
+    from gapless.model.config import load_config, resolve_model_dir
+
+    found = load_config(located.config)
+    about = [Check(part, "ok", text) for part, text in rows(found)]
+    try:
+        assets = open_assets(located.config)
+    except CheckpointError:
+        yield from about
+        raise
     commit = f", commit {located.commit}" if located.commit else ""
     rest = f"; {in_bytes(to_fetch)} of weights are still to be fetched" if to_fetch else ""
     template = "a chat template" if assets.tokenizer.template else "no chat template"
     sizes = f"{found.dtype}, {found.max_position_embeddings:,} tokens, {template}"
-    yield Check("model", "ok", f"{config.model}: {found.architecture}, {sizes}{commit}{rest}")
+    yield Check("model", "ok", f"{name}: {found.architecture}, {sizes}{commit}{rest}")
+    yield from about
     for file in found.files:
         yield from fields_of(file)
     yield from tokenizer(located.config, assets.tokenizer)

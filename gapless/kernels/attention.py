@@ -36,7 +36,7 @@ class Reads(NamedTuple):
 
     @classmethod
     def of(cls, attend: Attend, position: Tensor, spans: Tensor | None = None, written: Tensor | int = 0) -> Self:
-        """Of queries at these positions, and of their spans as far as their row is written."""
+        """Return what queries at these positions read, and their spans as far as their row is written."""
         first = None if attend.reach == Reach.CAUSAL else _first(attend, position).clamp(min=0)
         if spans is None:
             return cls(first, position + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.params import Params, allocate, fill_dummy, slots
+from gapless.model.registry import Impl
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
@@ -30,8 +32,8 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> Decoder:
-    """Build the model of `config.model` on `device`, in `config.dtype`.
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> Any:
+    """Build the model of `config.model` on `device`, in `config.dtype`: a `Decoder`, or a `TransformersModel`.
 
     Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
     wrong, and its field or tensor.
@@ -39,6 +41,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory, impl=config.model_impl)
     length = model_length(config, model)
+    if model.impl == Impl.TRANSFORMERS:
+        return _by_transformers(config, directory, model, device, kernels)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
@@ -48,7 +52,26 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
-    made: Decoder = make(model, params, length, kernels, tables, spare)
+    return make(model, params, length, kernels, tables, spare)
+
+
+def _by_transformers(
+    config: EngineConfig, directory: Path, model: ModelConfig, device: torch.device, kernels: Kernels
+) -> Any:
+    """Make the model by the Transformers backend. Raises as `load_model`."""
+    in_pages = config.speculation and config.speculation.in_pages
+    for name, asked, why in (
+        ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
+        ("batch_invariant", config.batch_invariant, "its operations may depend on their batch"),
+        ("speculative_config", in_pages, "only drafts from histories work with it: ngram or suffix"),
+    ):
+        if asked:
+            raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
+    from gapless.model.transformers_load import load  # imports transformers, which native models do not need
+
+    dummy = config.base_seed if config.load_format == "dummy" else None
+    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
+    made.config = model
     return made
 
 

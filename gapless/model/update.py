@@ -21,6 +21,7 @@ from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import digest_of
 from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
+from gapless.model.registry import Impl
 from gapless.model.weights import own_head
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files")
@@ -39,6 +40,9 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
+    if known.impl == Impl.TRANSFORMERS:
+        raise CheckpointError(f"{directory}: new weights need a native model, and {known.architecture} is computed by "
+                              "the Transformers backend: start an engine with them")  # fmt: skip
     config = own_head(directory, read_model_config(directory, impl=known.impl), dtype)
     for name, new, old in _differences("", config, known):
         raise CheckpointError(

@@ -157,6 +157,23 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error
 
 
+def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
+    """Yield every tensor of a checkpoint, its memory mapped from the file. Raises CheckpointError naming the file."""
+    places: dict[Path, list[str]] = defaultdict(list)
+    for tensor, path in _places(directory).items():
+        places[path].append(tensor)
+    for path, tensors in places.items():
+        header = _header(path)
+        with _opened(path) as file:
+            for tensor in tensors:
+                if tensor not in header:
+                    raise CheckpointError(f"{path}: lacks tensor {tensor!r}, which {INDEX} says it holds")
+                if header[tensor].dtype not in (*ALL_BYTES, "BOOL"):
+                    kind = header[tensor].dtype
+                    raise CheckpointError(f"{path}: tensor {tensor!r} is {kind}; supported are {', '.join(BYTES)}")
+                yield path, tensor, file.get_tensor(tensor)
+
+
 def _files(directory: Path) -> dict[str, tuple[str, ...]]:
     """Names of the weight files, each with the tensors that an index promises of it."""
     if (directory / SINGLE).exists():

@@ -17,8 +17,12 @@ from sharpest import sharpest
 from gapless import LLM, SamplingParams
 from gapless.demo import weights_dir
 from gapless.model.config import read_model_config
+from gapless.model.params import PRODUCTS
 
-FAMILIES = ("gpt2", "olmo3", "cohere2", "olmo2", "cohere")
+FAMILIES = (
+    "gpt2", "olmo3", "cohere2", "gemma3", "phi3-part", "granite", "gemma2", "olmo2", "cohere", "mistral", "gemma",
+    "qwen2-windows",
+)  # fmt: skip
 OPTIONS = {
     "device": "cpu",
     "tokenizer": str(weights_dir()),
@@ -28,15 +32,14 @@ OPTIONS = {
 }
 PROMPTS = [prompt(length, 5) for length in (3, 50, 17, 50, 1)]
 TOKENS = 24
-MODULES = {"gpt2": ["c_attn", "c_proj", "c_fc"]}
 
 
 class Saved:
     """A model of transformers, and its directory."""
 
-    def __init__(self, model: transformers.PreTrainedModel, directory: Path) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, directory: Path, family: str = "") -> None:
         model.save_pretrained(directory)
-        self.model, self.directory = model, str(directory)
+        self.model, self.directory, self.family = model, str(directory), family
         self.wanted = [self.greedy(ids) for ids in PROMPTS]
 
     @torch.no_grad()
@@ -48,9 +51,9 @@ class Saved:
         return found[len(ids) :]
 
 
-@pytest.fixture(scope="module", params=sharpest(FAMILIES, 3))
+@pytest.fixture(scope="module", params=sharpest(FAMILIES, 7))
 def saved(request, tmp_path_factory):
-    return Saved(reference(request.param), tmp_path_factory.mktemp(request.param))
+    return Saved(reference(request.param), tmp_path_factory.mktemp(request.param), request.param)
 
 
 def answers(llm: LLM, **asked: Any) -> list[list[int]]:
@@ -68,8 +71,7 @@ def test_tokens_are_those_of_transformers_in_chunks_behind_prefixes_and_preempte
 
 
 def test_drafts_change_no_token(saved, tmp_path, free_drafts):
-    small = reference_of(saved, num_hidden_layers=1)
-    small.save_pretrained(tmp_path)
+    reference(saved.family, num_hidden_layers=1).save_pretrained(tmp_path)
     for asked in (
         {"method": "ngram", "num_speculative_tokens": 3},
         {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 3},
@@ -81,13 +83,9 @@ def test_drafts_change_no_token(saved, tmp_path, free_drafts):
     assert sum(drafts.accepted) > 0.8 * drafts.draft_tokens > 10, "the model was meant to draft for itself"
 
 
-def reference_of(saved: Saved, **changes: Any) -> transformers.PreTrainedModel:
-    return reference(saved.model.config.model_type, **changes)
-
-
 def test_an_adapter_adds_what_merged_weights_have(saved, tmp_path):
     config = read_model_config(Path(saved.directory))
-    modules = MODULES.get(saved.model.config.model_type)
+    modules = [module.rpartition(".")[2] for name in PRODUCTS for module in config.names.modules(name)]
     path = write_adapter(tmp_path / "adapter", config, 3, modules=modules, size=0.2)
     merged = copy.deepcopy(saved.model)
     with torch.no_grad():

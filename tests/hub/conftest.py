@@ -46,6 +46,7 @@ def hub(cache, monkeypatch):
         point_to(hub.url, monkeypatch)
         yield hub
         huggingface_hub.close_session()
+    assert hub.code == []
 
 
 def point_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

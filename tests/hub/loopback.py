@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+CODE = (".py", ".so", ".bin", ".pt", ".pth", ".pkl", ".ckpt")
+"""Endings of files that hold code, or can"""
 LARGE = (".safetensors", ".bin", "tokenizer.json")
 """Endings of the files that are stored by their SHA-256."""
 
@@ -66,6 +68,8 @@ class Hub:
     """Another host, to which large files are redirected."""
     sent: int = 0
     """Bytes of answers without a length."""
+    code: list[str] = field(default_factory=list)
+    """Files of code that were asked for, which a test never forgives."""
     closing: threading.Event = field(default_factory=threading.Event)
     token: str = "hf_right"
     """The one that opens what is hidden."""
@@ -132,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.at, unquote(self.path.partition("?")[0])
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         hub.asked.append(Asked(self.command, path, self.headers.get("Range", ""), token))
+        if path.endswith(CODE):
+            hub.code.append(path)
         time.sleep(hub.delay)
         if hub.status is not None:
             return self._refuse(hub.status, "")

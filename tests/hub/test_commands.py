@@ -116,12 +116,15 @@ def test_doctor_shows_the_hub_and_its_cache(hub, tiny, cache):
     (check,) = checks.hub()
     assert check.status == "ok" and check.detail.startswith(f"{hub.url} (no token), cache {cache} (")
     config = EngineConfig(model="org/tiny")
-    check, *fields = checks.model(config)
+    check, *others = checks.model(config)
+    fields = [one for one in others if one.name.endswith(".json")]
     text = f"org/tiny: Qwen3ForCausalLM, float32, 1,024 tokens, a chat template, commit {commit}"
     assert check == ("model", "ok", f"{text}; 1 MB of weights are still to be fetched")
     assert {one.status for one in fields} == {"ok"}
     assert {one.name for one in fields} == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-    check, *fields = checks.model(EngineConfig())
+    assert ("computed by", "ok", "native: it has a native family") in others
+    check, *others = checks.model(EngineConfig())
+    fields = [one for one in others if one.name.endswith(".json") or one.name == "weights"]
     assert check.detail == "demo: Qwen3ForCausalLM, float32, 2,048 tokens, a chat template"
     assert [one.status for one in fields] == ["ok"] * len(fields) and fields[-1].name == "weights"
     assert "read: architectures = ['Qwen3ForCausalLM'], " in fields[0].detail

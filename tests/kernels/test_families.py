@@ -12,10 +12,13 @@ from gapless.base.config import EngineConfig
 from gapless.model.loader import load_model
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
-FAMILIES = ("gpt2", "olmo3", "cohere2", "olmo2", "cohere", "gpt2-wide", "olmo2-biased", "cohere-biased", "cohere2-listed")
+FAMILIES = (
+    "gpt2", "olmo3", "cohere2", "gemma2", "gemma3", "granite", "mistral", "phi3-part", "gpt2-wide", "olmo2",
+    "olmo2-biased", "cohere", "cohere-biased", "cohere2-listed", "gemma", "gemma2-biased", "granite-biased", "ministral", "phi3", "qwen2-windows",
+)  # fmt: skip
 
 
-@runs("family", FAMILIES, on=("native", "interpreter", "cuda"), keep=3)
+@runs("family", FAMILIES, on=("native", "interpreter", "cuda"), keep=8)
 def test_a_family_has_the_logits_of_transformers(implementation, family, tmp_path):
     theirs = reference(family)
     theirs.save_pretrained(tmp_path)

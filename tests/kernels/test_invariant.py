@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 import torch
+from attend_cases import CHUNK, WINDOW, Kind
 from implementations import BF16, F32, TRITON, runs
-from paged import LAYER, Heads, Paged, chunked, direct, paged, queries
+from paged import LAYER, Heads, Paged, chunked, dense, paged, queries
 from torch import Tensor
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
@@ -19,8 +20,9 @@ from gapless.kernels.library_triton import counters
 from gapless.kernels.tiles import AttentionTiles, InvariantProduct, ProductTiles, choose_tiles
 from gapless.kernels.views import Attend
 
-SMALL = AttentionTiles(16, 16, 4, 2)
+SMALL, QWEN = AttentionTiles(16, 16, 4, 2), Heads(16, 8, 128)
 pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
+CAUSAL = Kind()
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -49,29 +51,33 @@ def check_product(
 
 
 def prefill(
-    q: Tensor, batch: Paged, sizes: list[int], ends: list[int], scale: float, tiles: AttentionTiles | None
+    q: Tensor, batch: Paged, sizes: list[int], ends: list[int], kind: Kind, tiles: AttentionTiles | None
 ) -> Tensor:
     """Chunks of these sizes that end at entry `ends` of their rows, chunk c in row c % rows."""
     starts, _, _ = chunked(sizes, ends)
     device, rows = q.device, batch.rows.repeat(-(-len(sizes) // len(batch.rows)))[: len(sizes)]
     places = (torch.tensor(numbers, device=device) for numbers in (starts, ends))
     start, kv_lens = places
+    # Of the whole row: a chunk's queries read the span's entries that are written.
+    spans = [span for size, end in zip(sizes, ends, strict=True) for span in kind.spans_of(end)[end - size :]]
+    given = torch.tensor(spans, dtype=torch.int32, device=device) if kind.spans else None
+    attend = kind.attend(Heads(q.shape[1], batch.cache.shape[4], q.shape[2]), device.type)
     return attention.invariant_prefill(
-        q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, None, *Attend(scale), max(sizes), tiles=tiles
+        q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, given, *attend, max(sizes), tiles=tiles
     )
 
 
 def check_attention(
     device: str, dtype: torch.dtype, heads: Heads, length: int, cuts: list[list[int]], alone: list[int],
-    tiles: AttentionTiles | None = None, page_size: int = 16,
+    tiles: AttentionTiles | None = None, page_size: int = 16, kind: Kind = CAUSAL,
 ) -> None:  # fmt: skip
     """A row of `length` in one chunk, cut at every one of `cuts`, and the positions `alone` as decode rows."""
     batch = paged(heads, [length, 40, 1], dtype=dtype, device=device, page_size=page_size)
-    q, scale = queries(heads, length, dtype=dtype, device=device), heads.dim**-0.5
+    q, attend = queries(heads, length, dtype=dtype, device=device), kind.attend(heads, device)
     first = Paged(batch.cache, batch.page_table, batch.rows[:1], batch.kv_lens[:1])
-    whole = prefill(q, first, [length], [length], scale, tiles)
+    whole = prefill(q, first, [length], [length], kind, tiles)
     some = sorted({*alone, 0, length - 1})
-    want = direct(q[some], batch, [0] * len(some), [p + 1 for p in some], scale)
+    want = dense(q[some], batch, [0] * len(some), [(kind.first(p), p + 1) for p in some], attend)
     assert (whole[some].double().cpu() - want).abs().max() < ROUNDING[dtype]
     for cut in cuts:
         borders = [0, *cut, length]
@@ -82,7 +88,7 @@ def check_attention(
                 Paged(batch.cache, batch.page_table, batch.rows[[1, 0, 2]], batch.kv_lens),
                 [3, high - low, 1],
                 [30, high, 1],
-                scale,
+                kind,
                 tiles,
             )[3:-1]
             for low, high in itertools.pairwise(borders)
@@ -92,9 +98,9 @@ def check_attention(
     for shares in (1, 3):
         more = {"shares": shares, "tiles": tiles}
         args = (batch.cache, LAYER, batch.page_table)
-        got = attention.invariant_decode(q[alone], *args, rows, lens, scale, **more)
+        got = attention.invariant_decode(q[alone], *args, rows, lens, *attend, **more)
         assert torch.equal(got, whole[alone]), shares
-        last = attention.invariant_decode(q[alone[-1:]], *args, rows[-1:], lens[-1:], scale, **more)
+        last = attention.invariant_decode(q[alone[-1:]], *args, rows[-1:], lens[-1:], *attend, **more)
         assert torch.equal(last, whole[alone[-1:]]), shares
 
 
@@ -147,13 +153,33 @@ REAL_CUTS = [[1], [100, 612, 1124], [63, 64, 65, 127, 128, 2047], [2048, 2049, 2
     ],
     cuda=[
         (heads, 2300, REAL_CUTS, [0, 1, 31, 63, 64, 127, 128, 300, 1000, 2047, 2048, 2049, 2299], 16)
-        for heads in (Heads(16, 8, 128), Heads(14, 2, 64), Heads(4, 4, 80))
+        for heads in (QWEN, Heads(14, 2, 64), Heads(4, 4, 80))
     ],
 )  # fmt: skip
 def test_a_query_gets_the_same_bits_in_any_chunk(implementation, heads, length, cuts, alone, page_size):
     tiles, dtypes = (SMALL, (F32,)) if implementation.name == "interpreter" else (None, implementation.dtypes)
     for dtype in dtypes:
         check_attention(implementation.device, dtype, heads, length, cuts, alone, tiles, page_size)
+
+
+KINDS = [
+    Kind(WINDOW, 20, 3.0, True), Kind(CHUNK, 48, 3.0, True), Kind(WINDOW, 16), Kind(WINDOW, 1, sinks=True),
+    Kind(CHUNK, 7), Kind(WINDOW, 90), Kind(softcap=2.0, sinks=True),
+]  # fmt: skip
+
+
+@runs("kind", KINDS, on=TRITON, keep=2)
+def test_a_query_of_every_kind_gets_the_same_bits_in_any_chunk(implementation, kind, monkeypatch):
+    """In segments of 16 entries up to a window of 47, of 32 up to 95."""
+    if implementation.name == "interpreter":
+        monkeypatch.setattr(attention, "LEAST_IN_SEGMENT", 16)
+        monkeypatch.setattr(attention, "MOST_SEGMENTS", 4)
+        cuts = [[1], [16, 17, 64, 130]]
+        check_attention("cpu", F32, Heads(3, 1, 16), 136, cuts, [0, 16, 47, 48, 127, 128], SMALL, kind=kind)
+        return
+    for wide in (kind, kind._replace(size=kind.size * 40)):
+        for dtype in implementation.dtypes:
+            check_attention("cuda", dtype, QWEN, 2300, REAL_CUTS, [0, 63, 64, 1000, 2047, 2048, 2299], kind=wide)
 
 
 @runs("dim", on=("interpreter",), interpreter=[80, 64, 128], keep=1)

@@ -63,7 +63,7 @@ def test_a_value_that_a_family_does_not_compute_is_named(tmp_path, family, chang
     rewrite(tmp_path, lambda values: values.update(changes))
     with pytest.raises(CheckpointError, match=says) as error:
         read_model_config(tmp_path)
-    if "must be one of" in says or "must be false" in says or family == "cohere" and "use_qk_norm" in says:
+    if "must be one of" in says or "must be false" in says or (family == "cohere" and "use_qk_norm" in says):
         assert isinstance(error.value, ForeignModelError), "another implementation may compute it"
 
 

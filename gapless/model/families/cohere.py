@@ -39,6 +39,7 @@ def _cohere(fields: Fields) -> ModelSpec:
 
 def _cohere2(fields: Fields) -> ModelSpec:
     sizes, every = Sizes.of(fields), fields.whole("sliding_window_pattern", 4)
+    fields.get("_sliding_window_pattern")  # of transformers, beside layer_types
     sizes_of_windows = windows(fields, sizes.layers, window_size(fields), lambda layer: (layer + 1) % every != 0)
     attention = _attention(fields, sizes)
     attentions = [windowed(attention, size) if size else replace(attention, rope=None) for size in sizes_of_windows]

@@ -1,0 +1,110 @@
+"""Reads a config.json by transformers: the class that computes its model, and sizes.
+
+Only classes of the installed package are used, never code of a checkpoint or of the hub.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.integrations import hub_kernels
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from gapless.base.errors import CheckpointError
+from gapless.model.fields import Fields
+from gapless.model.spec import ModelSizes
+
+os.environ["USE_HUB_KERNELS"] = "NO"
+hub_kernels._kernels_enabled = False  # else classes fetch compiled code from the hub
+
+_NO_DECODERS = {
+    "alibi": "its attention adds a bias by distance (alibi)",
+    "is_encoder_decoder": "it is an encoder and a decoder",
+    "vision_config": "it is a model of pictures and text; use a checkpoint of the text model alone",
+    "audio_config": "it is a model of sound and text; use a checkpoint of the text model alone",
+}
+"""Fields of configs that refuse, if set, and why"""
+
+
+def refusal(where: str, why: str) -> CheckpointError:
+    """Return the error of a model that cannot be served, for the file `where`."""
+    return CheckpointError(f"{where}: the Transformers backend cannot serve this model: {why}")
+
+
+def class_of(fields: Fields) -> tuple[type[Any], Any]:
+    """Return the class and the config of a config.json. Raises CheckpointError for a model that cannot be served, with
+    the reason."""
+    names, kind, where = fields.get("architectures"), fields.get("model_type"), str(fields.path)
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise fields.error("architectures", "must name one class")
+    if fields.get("auto_map"):
+        why = "auto_map asks for code from the model directory, which is never run; remove the field if the class of "
+        raise refusal(where, why + "transformers computes the same")
+    if fields.get("quantization_config"):
+        raise refusal(
+            where, "quantization_config: quantised checkpoints are not supported; use the bfloat16 or float32 one"
+        )
+    for name, why in _NO_DECODERS.items():
+        if fields.get(name):
+            raise refusal(where, f"{name}: {why}")
+    if kind not in CONFIG_MAPPING or names[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise refusal(where, f"transformers {transformers.__version__} has no decoder {names[0]} (model_type {kind!r})")
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(deepcopy(fields.values))
+        made = getattr(transformers, names[0])
+    except Exception as error:
+        raise refusal(where, f"transformers cannot read its config: {error}") from error
+    for name, why in _NO_DECODERS.items():
+        if getattr(config, name, None):
+            raise refusal(where, f"{name}: {why}")
+    if made._is_stateful:
+        raise refusal(where, f"{names[0]} keeps a state beside keys and values")
+    if not made._supports_attention_backend:
+        raise refusal(where, f"{names[0]} has no exchangeable attention (_supports_attention_backend)")
+    return made, config
+
+
+def base_of(net: Any) -> nn.Module:
+    """Return the decoder below the head; the whole model if there is none."""
+    found: nn.Module = net.base_model
+    return getattr(net, "model", net) if found is net else found
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Let transformers print nothing."""
+    log: Any = transformers.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def count_sizes(fields: Fields) -> ModelSizes:
+    """Return the sizes of a config.json's model. Raises CheckpointError naming the file and the reason."""
+    made, config = class_of(fields)
+    with silent(), torch.device("meta"):
+        net = made(config)
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    widths = [part.out_features for part in base_of(net).modules() if isinstance(part, nn.Linear)]
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    experts = [part for part in net.modules() if hasattr(part, "_is_expert_parallel")]
+    widths += [chosen * weight.shape[1] for part in experts for weight in part.parameters()]
+    head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    return ModelSizes(
+        hidden, layers, sum(weight.numel() for weight in net.parameters()), max([4 * max(widths), 8 * hidden]),
+        layers * config.num_attention_heads * head_dim,
+    )  # fmt: skip

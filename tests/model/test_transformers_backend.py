@@ -1,0 +1,210 @@
+"""Families of transformers behind the `Model` protocol: logits of the class's own eager run, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paging_driver import relative_error
+from torch import nn
+from transformers_rows import REFUSED, SERVED, VOCAB, Row, make
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import CheckpointError, ConfigError
+from gapless.engine import checkers
+from gapless.kernels import native, plain
+from gapless.model import transformers_backend, transformers_load
+from gapless.model.loader import load_model
+from gapless.model.self_check import paged_logits, tokens
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _connected() -> None:
+    checkers.connect()
+
+
+def saved(row: Row, path: Path, **fields: object) -> Path:
+    """The directory of a model, with some fields of its config.json changed."""
+    make(row).save_pretrained(path)
+    if fields:
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return path
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> transformers_backend.TransformersModel:
+    return transformers_load.load(path, dtype, CPU, native.load() or plain.KERNELS, 64)
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_model_has_the_logits_of_its_class_when_it_runs_over_pages(family: str, tmp_path: Path) -> None:
+    net = make(SERVED[family])
+    net.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    ids = tokens(VOCAB, CPU)
+    net.set_attn_implementation("eager")
+    with torch.no_grad():
+        want, got = net(ids[None], use_cache=False).logits[0], paged_logits(model, ids)
+    assert relative_error(got, want) < 2e-5
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str, tmp_path: Path) -> None:
+    row, why = REFUSED[family]
+    with pytest.raises(CheckpointError, match=why) as raised:
+        load(saved(row, tmp_path))
+    assert str(tmp_path / "config.json") in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.py"}}, "auto_map asks for code"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"vision_config": {"hidden_size": 8}}, "pictures"),
+        ({"model_type": "no-such-model"}, "has no decoder"),
+        ({"architectures": ["OlmoForSequenceClassification"]}, "has no decoder"),
+        ({"architectures": None}, "must name one class"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_config_is_refused_by_its_field_when_it_asks_for_something_else(
+    fields: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=why):
+        load(saved(SERVED["olmo"], tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda found: found.pop("model.layers.1.mlp.up_proj.weight"), "up_proj.weight' is missing"),
+        (lambda found: found.update({"model.extra.weight": torch.ones(3)}), "unexpected tensor 'model.extra.weight'"),
+        (lambda found: found.update({"lm_head.weight": torch.ones(3, 64)}), "lm_head.weight' has shape"),
+    ],
+    ids=["missing", "unexpected", "of another shape"],
+)
+def test_a_checkpoint_is_refused_by_its_tensor_when_it_does_not_fit(change, why: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    saved(SERVED["olmo"], tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    change(found)
+    save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=why):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"position_bias": torch.ones(1)}, "the argument position_bias"),
+        ({"head_mask": torch.ones(4)}, "the argument head_mask"),
+        ({"dropout": 0.1}, "the argument dropout"),
+        ({"is_causal": False}, "the argument is_causal"),
+        ({"attention_mask": torch.ones(1)}, "a mask of its own"),
+        ({"s_aux": torch.ones(4)}, "s_aux"),
+    ],
+)
+def test_a_layer_is_refused_by_the_argument_when_attention_does_not_honour_it(
+    given: dict[str, object], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = transformers_backend._attend
+    monkeypatch.setitem(
+        transformers_backend.AttentionInterface._global_mapping,
+        transformers_backend.OURS,
+        lambda module, q, k, v, mask=None, **known: usual(module, q, k, v, **{"attention_mask": mask} | known | given),
+    )
+    with pytest.raises(CheckpointError, match=why):
+        load(saved(SERVED["olmo"], tmp_path))
+
+
+def test_a_model_is_refused_when_its_class_computes_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_backend.Survey, "_read", lambda *args: transformers_backend.Attend(0.2))
+    with pytest.raises(CheckpointError, match="computes something that this engine does not"):
+        load(saved(SERVED["olmo"], tmp_path))
+
+
+@pytest.mark.parametrize("window", [4, 5, 7])
+def test_a_window_reads_the_last_tokens_alone_when_it_is_shorter_than_a_prompt(window: int, tmp_path: Path) -> None:
+    row = SERVED["mistral"]
+    net = make(row._replace(fields=row.fields | {"sliding_window": window}))
+    net.save_pretrained(tmp_path)
+    net.set_attn_implementation("eager")
+    ids = tokens(VOCAB, CPU)
+    with torch.no_grad():
+        want = net(ids[None], use_cache=False).logits[0]
+    assert relative_error(paged_logits(load(tmp_path), ids), want) < 2e-5
+
+
+def test_a_layer_has_no_window_when_only_the_config_has_one(tmp_path: Path) -> None:
+    fields = {"sliding_window": 6, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
+    model = load(saved(SERVED["qwen3-moe"], tmp_path, **fields))
+    assert [layer.attend.size for layer in model.layers.values()] == [0, 0]
+
+
+def test_long_factors_serve_all_positions_when_sequences_may_be_longer_than_the_original(tmp_path: Path) -> None:
+    rope = SERVED["phi3-longrope"].fields["rope_parameters"] | {"original_max_position_embeddings": 32}
+    path = saved(SERVED["phi3-longrope"], tmp_path, rope_parameters=rope, original_max_position_embeddings=32)
+    inverse = next(b for n, b in load(path).base.named_buffers() if n == "rotary_emb.inv_freq")
+    assert inverse[0] == 0.5  # 1 / (2.0 * theta ** 0)
+
+
+def test_the_first_layers_have_every_kind_when_a_model_is_cut(tmp_path: Path) -> None:
+    model = load(saved(SERVED["cohere2"], tmp_path)).first_layers()
+    assert len(model.base.layers) == 4  # three windows, then one without
+    assert len(load(saved(SERVED["olmo"], tmp_path / "olmo")).first_layers().base.layers) == 1
+
+
+def test_weights_in_bfloat16_are_checked_in_float32(tmp_path: Path) -> None:
+    model = load(saved(SERVED["gpt-oss"], tmp_path), torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert torch.isfinite(paged_logits(model, tokens(VOCAB, CPU))).all()
+
+
+def test_norms_and_products_are_our_kernels_when_they_compute_the_same(tmp_path: Path) -> None:
+    for family, weight in (("gemma", 1.0), ("olmo2", 0.0)):
+        net = make(SERVED[family])
+        norm = net.model.norm
+        assert isinstance(norm, nn.Module)
+        own = norm.weight.detach().clone()
+        transformers_backend.swap(net, plain.KERNELS, products=True)
+        assert torch.equal(net.model.norm.weight, own + weight)
+        kinds = {type(part).__name__ for part in net.model.layers.modules()}
+        assert "Linear" not in kinds
+        assert not any(kind.endswith("RMSNorm") for kind in kinds)
+
+
+@pytest.mark.parametrize("asked", [{"lora_modules": ("a=/x",)}, {"batch_invariant": True}])
+def test_a_feature_is_refused_by_name_when_the_backend_lacks_it(asked: dict[str, object], tmp_path: Path) -> None:
+    path = saved(SERVED["olmo"], tmp_path)
+    with pytest.raises(ConfigError, match=next(iter(asked))):
+        load_model(EngineConfig(model=str(path), **asked), CPU)
+
+
+def test_nothing_is_fetched_when_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(SERVED["gpt-oss"], tmp_path, transformers_weights="https://example.com/x")
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("something was asked of the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    load(path)
+
+
+def test_transformers_is_not_imported_when_a_native_model_is_loaded() -> None:
+    code = (
+        "import sys, torch; from gapless.base.config import EngineConfig; from gapless.model.loader import load_model;"
+        "load_model(EngineConfig(model='demo'), torch.device('cpu')); assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
