@@ -1,0 +1,3 @@
+import torch
+import msgspec
+from gapless.loop import b
