@@ -1,3 +1,0 @@
-import torch
-import msgspec
-from gapless.loop import b
