@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from model_harness import FAMILIES, reference
+from paging_driver import VOCAB, load
 
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.kernels.kinds import Activation
@@ -17,8 +18,16 @@ from gapless.model.spec import ModelSpec
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_passes_with_more_layers_than_are_computed(tmp_path, family):
-    reference(family, num_hidden_layers=6).save_pretrained(tmp_path)
+    more = {} if "layer_types" in FAMILIES[family][1] else {"num_hidden_layers": 6}
+    reference(family, **more).save_pretrained(tmp_path)
     check_native(tmp_path)
+
+
+def test_a_model_is_checked_when_it_is_loaded(tmp_path):
+    reference("gpt2").save_pretrained(tmp_path)
+    assert load(tmp_path, check=True).vocab_size == VOCAB
+    with pytest.raises(ConfigError, match="load_format dummy has none"):
+        load(tmp_path, check=True, load_format="dummy")
 
 
 def layers(**changes):
