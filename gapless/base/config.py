@@ -131,6 +131,11 @@ class EngineConfig:
         "the extra 'transformers' brings; auto takes a native family if one reads the checkpoint's config.json",
         choices=("auto", "native", "transformers"),
     )
+    check: bool = flag(
+        False,
+        "compare a native family with its class in transformers by the logits of a few tokens before the model "
+        "serves, and refuse it if they differ; needs the extra 'transformers'",
+    )
     weights_dir: str | None = flag(
         None,
         "directory below which operators may load other weights of the same model while the engine runs, by "
@@ -323,6 +328,8 @@ class EngineConfig:
         parse_depth(self.depth)
         check_name("device", self.device, DEVICES, DEVICE_PLUG_INS)
         self.speculation, self.processors, self.tiers, self.peer_plan  # noqa: B018 - so that a mistake in them is found now
+        if self.check and self.load_format == "dummy":
+            raise ConfigError("check compares a checkpoint's weights, and load_format dummy has none: leave out one")
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
         if self.tiers and not self.enable_prefix_caching:

@@ -21,6 +21,7 @@ from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.families import family_of
+from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.registry import Impl
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
@@ -43,6 +44,8 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     length = model_length(config, model)
     if model.impl == Impl.TRANSFORMERS:
         return _by_transformers(config, directory, model, device, kernels)
+    if config.check:
+        check_native(directory, kernels if device == HOST else plain.KERNELS)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank

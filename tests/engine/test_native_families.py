@@ -19,7 +19,10 @@ from gapless.demo import weights_dir
 from gapless.model.config import read_model_config
 from gapless.model.params import PRODUCTS
 
-FAMILIES = ("gpt2", "olmo2", "cohere", "gemma3", "phi3-part", "granite", "gemma2", "mistral", "gemma", "qwen2-windows")
+FAMILIES = (
+    "gpt2", "olmo3", "cohere2", "gemma3", "phi3-part", "granite", "gemma2", "olmo2", "cohere", "mistral", "gemma",
+    "qwen2-windows",
+)  # fmt: skip
 OPTIONS = {
     "device": "cpu",
     "tokenizer": str(weights_dir()),

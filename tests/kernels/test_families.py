@@ -13,8 +13,9 @@ from gapless.model.loader import load_model
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 FAMILIES = (
-    "gpt2", "olmo2", "cohere", "gemma2", "gemma3", "granite", "mistral", "phi3-part", "gpt2-wide", "olmo2-biased",
-    "cohere-biased", "gemma", "gemma2-biased", "granite-biased", "ministral", "phi3", "qwen2-windows",
+    "gpt2", "olmo3", "cohere2", "gemma2", "gemma3", "granite", "mistral", "phi3-part", "gpt2-wide", "olmo2",
+    "olmo2-biased", "cohere", "cohere-biased", "cohere2-listed", "gemma", "gemma2-biased",
+    "granite-biased", "ministral", "phi3", "qwen2-windows",
 )  # fmt: skip
 
 

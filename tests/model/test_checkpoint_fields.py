@@ -54,7 +54,7 @@ SAVED = {
 }
 
 
-OTHER_ROPES = ("gpt2", "gemma3", "phi3")
+OTHER_ROPES = ("gpt2", "gemma3", "olmo3", "phi3")
 """Families without a rope, with two, and with longrope alone"""
 WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}
 

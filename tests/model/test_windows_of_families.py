@@ -31,6 +31,8 @@ FAMILIES = {
     "Gemma2": {"head_dim": 8},
     "Gemma3": {"head_dim": 8, "sliding_window_pattern": 2},
     "Phi3": {"pad_token_id": 0},
+    "Cohere2": {},
+    "Olmo3": {},
 }
 TOKENS = prompt(17)
 
