@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from gapless.kernels.kinds import Activation, Reach
@@ -209,8 +208,9 @@ class CountedSpec(ModelSpec):
     @cached_property
     def sizes(self) -> ModelSizes:
         """Sizes that an engine plans by. Imports transformers."""
-        found: ModelSizes = import_module("gapless.model.transformers_config").count_sizes(self.fields)
-        return found
+        from gapless.model.transformers_config import count_sizes
+
+        return count_sizes(self.fields)
 
 
 class ModelSizes(NamedTuple):

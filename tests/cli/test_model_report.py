@@ -91,7 +91,6 @@ def test_doctor_reports_a_missing_tokenizer_after_the_model(tmp_path):
 
 
 def test_the_report_of_a_model_of_transformers_names_its_class_and_what_is_refused(tmp_path):
-    pytest.importorskip("gapless.model.transformers_config")
     values = {**QWEN2, "architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"}
     found = dict(rows(read_model_config(write(tmp_path, values), impl=registry.Impl.AUTO)))
     assert found["computed by"] == "transformers: no native family reads it"

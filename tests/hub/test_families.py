@@ -17,7 +17,6 @@ from server.server_harness import VOCAB, write_model
 
 from gapless.base.config import EngineConfig
 from gapless.engine.frontdoor import locate
-from gapless.model import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -32,7 +31,7 @@ OF_FAMILIES = (
     ("GPT2LMHeadModel", GPT2, "native"),
     ("CohereForCausalLM", {}, "native"),
     ("Starcoder2ForCausalLM", {}, "transformers"),
-    ("StableLmForCausalLM", {}, "transformers"),
+    ("NemotronForCausalLM", {}, "transformers"),
 )
 CODE = {"modeling_own.py": b"raise SystemExit", "pytorch_model.bin": b"\x80", "training.pt": b"\x80"}
 """Files of a repository that are never fetched"""
@@ -73,8 +72,6 @@ def serving(model: str) -> Iterator[str]:
 @pytest.mark.process
 @pytest.mark.parametrize(("name", "changes", "impl"), OF_FAMILIES, ids=[name for name, *_ in OF_FAMILIES])
 def test_serve_answers_as_the_class_of_transformers_when_given_a_name_on_the_hub(hub, tmp_path, name, changes, impl):
-    if impl == "transformers" and not registry.has_transformers():
-        pytest.skip("the Transformers backend is not installed")
     net, ids = checkpoint(tmp_path / "saved", name, changes), [5, 9, 2, 11, 3]
     hub.add("org/model", folder_files(tmp_path / "saved") | CODE)
     with serving("org/model") as url:
