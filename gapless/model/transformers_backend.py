@@ -219,7 +219,6 @@ class TransformersModel:
         self.base, self.head, self.before = base_of(net), copy(net), _Before()
         parts = net._modules.items()
         self.head._modules = {name: self.before if part is self.base else part for name, part in parts}
-        self.hf_config = net.config
         self.vocab_size, self.dtype = net.config.vocab_size, dtype
         self.bounded, self.spare_layers = kernels.bounded, 0
         sizes = [layer.sizes for layer in layers.values()]
