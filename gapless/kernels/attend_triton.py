@@ -77,9 +77,10 @@ def attend(
 ):  # fmt: skip
     """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
 
-    MASKED: `high` ends inside a tile, or some query's `last` entry [M] is before it. EDGE: so is `low`, or some query's
-    `first` entry is after it. Masked entries are not loaded, so that NaN left in a reused page has no effect. AHEAD:
-    page ids are loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
+    MASKED: `high` ends inside a tile, or some query's `last` entry [M] is before it. With EDGE, `low` may be inside a
+    tile too, or some query's `first` entry [M] be after it. Masked entries are not loaded, so that NaN left in a reused
+    page has no effect. AHEAD: page ids are loaded a tile ahead, so that the pipeline of keys and values need not wait
+    for them.
     """
     D_PAD: tl.constexpr = q.shape[1]
     CUT: tl.constexpr = MASKED and EDGE

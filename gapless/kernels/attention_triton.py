@@ -82,7 +82,7 @@ def _attend_row(
     """`attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
 
     page: `_pages_of` the first tile; a tile has RUN entries of a page in a row. Entries past `high`, and with EDGE
-    those before `first`, are not loaded.
+    entries before `first`, are not loaded.
     """
     D_PAD: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N)

@@ -62,7 +62,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: silu,
     Activation.GELU: gelu,
     Activation.GELU_TANH: partial(gelu, approximate="tanh"),
@@ -72,7 +72,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, kind: Activation, gated: bool) -> Tensor:
-    function = ACTIVATIONS[kind]
+    function = _FUNCTIONS[kind]
     if not gated:
         return function(x.float()).to(x.dtype)
     gate, up = x.chunk(2, dim=-1)

@@ -43,16 +43,16 @@ ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths summed at once."""
 LOG2_E = 1 / math.log(2)
 _LOG2_E = tl.constexpr(LOG2_E)
-CAUSAL, WINDOW, CHUNK = (tl.constexpr(int(reach)) for reach in Reach)
+CAUSAL, _WINDOW, _CHUNK = (tl.constexpr(int(reach)) for reach in Reach)
 
 
 @triton.jit
 def first_entry(position, REACH: tl.constexpr, SIZE: tl.constexpr):
     """Return the first entry that a query at `position` reads; see `Reach`."""
     first = position * 0
-    if REACH == WINDOW:
+    if REACH == _WINDOW:
         first = tl.maximum(position - SIZE + 1, 0)
-    if REACH == CHUNK:
+    if REACH == _CHUNK:
         first = tl.maximum(position - position % SIZE, 0)
     return first
 

@@ -197,8 +197,10 @@ def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeC
     if kind == "longrope":
         if original < 2:
             raise fields.error(name, "must be above 1", original)
-        lists = {name: rope.reals(name) for name in ("short_factor", "long_factor")}
-        return RopeConfig(kind, theta, factor, original, attention_factor=attention_factor, **lists)
+        short, long = rope.reals("short_factor"), rope.reals("long_factor")
+        return RopeConfig(
+            kind, theta, factor, original, attention_factor=attention_factor, short_factor=short, long_factor=long
+        )
     if kind == "llama3":
         low, high = rope.real("low_freq_factor", above=0.0), rope.real("high_freq_factor", above=0.0)
         if high <= low:

@@ -18,7 +18,7 @@ from transformers.integrations.moe import _can_use_grouped_mm
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gapless.base import observe
-from gapless.base.errors import CaptureError, CheckpointError
+from gapless.base.errors import CaptureError, CheckpointError, UserError
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.fields import Fields
@@ -49,19 +49,24 @@ def load(
     fields = Fields.of_file(directory / "config.json")
     where = str(fields.path)
     made, config = class_of(fields)
-    with silent(), torch.no_grad():
-        config._attn_implementation = OURS
-        with _parameters_as_read():
-            net = _filled(made, config, directory, dtype, dummy)
-        _fix_ropes(net, max_model_len)
-        _ask_for_grouped_experts(net)
-        layers = survey(net, where)
-        _check(net, layers, kernels if device == net.device else plain.KERNELS, where)
-        net.to(device)
-        _check_experts(net, dtype, where)
-        swap(net, kernels, products=True)
-        model = TransformersModel(net, layers, kernels, max_model_len, dtype)
-        _refuse_waits(model, device, where)
+    try:
+        with silent(), torch.no_grad():
+            config._attn_implementation = OURS
+            with _parameters_as_read():
+                net = _filled(made, config, directory, dtype, dummy)
+            _fix_ropes(net, max_model_len)
+            _ask_for_grouped_experts(net)
+            layers = survey(net, where)
+            _check(net, layers, kernels if device == net.device else plain.KERNELS, where)
+            net.to(device)
+            _check_experts(net, dtype, where)
+            swap(net, kernels, products=True)
+            model = TransformersModel(net, layers, kernels, max_model_len, dtype)
+            _refuse_waits(model, device, where)
+    except UserError:
+        raise
+    except Exception as error:
+        raise refusal(where, f"its class fails with {type(error).__name__}: {error}") from error
     return model
 
 

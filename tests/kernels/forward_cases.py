@@ -92,7 +92,7 @@ def _fill(name: str, tensor: Tensor, random: torch.Generator) -> None:
         values = 1 + 0.3 * values
     elif tensor.dim() == 2:
         values *= tensor.shape[1] ** -0.5
-    tensor.copy_(values)
+    tensor.copy_(values.bfloat16())  # norms too, as most checkpoints have them
 
 
 class Batch(NamedTuple):

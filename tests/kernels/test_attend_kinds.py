@@ -12,14 +12,18 @@ from attend_cases import (
     EDGES,
     GPU_CASES,
     KINDS,
+    LONG,
     SHORT_CASES,
     SPANS,
     SPLIT_CASES,
     WINDOWS,
+    Case,
     check_decode_case,
     check_edges,
     check_prefill_case,
     cut_everywhere,
+    for_decode,
+    for_prefill,
 )
 from implementations import BF16, EVERY, F32, runs
 from sharpest import sharpest
@@ -56,6 +60,20 @@ def test_chunks_with_bounds_of_the_host_equal_float64(case, monkeypatch):
     for dtype in (F32, BF16):
         check_prefill_case(chunks, case, dtype)
         check_decode_case(attention.decode_attention, case, dtype)
+
+
+@pytest.mark.parametrize("kind", [WINDOWS[0], CUT[0]], ids=str)
+def test_a_window_gathers_no_page_that_it_does_not_reach(kind, monkeypatch):
+    """Nor does a chunk's tile score keys outside what its queries read."""
+    widths, weigh = [], attention._weigh
+    monkeypatch.setattr(attention, "_weigh", lambda q, k, *more: widths.append(k.shape[-2]) or weigh(q, k, *more))
+    given = for_decode(Case(kind, LONG[0]), F32)
+    attention.decode_attention(given.q, given.made.kv, given.batch, given.attend)
+    given = for_prefill(Case(kind, LONG[0]._replace(lengths=(1030,), sizes=(7,))), F32, padding=0)
+    attention.chunk_attention(given.q, given.made.kv, given.batch._replace(starts=None), given.attend, 1023)
+    assert len(widths) == 2
+    assert widths[0] == 2 * 16
+    assert widths[1] == len(set(range(1023, 1030)) | {at for pair in given.ranges for at in range(*pair)})
 
 
 @runs("case", SPLIT_CASES, on=HONOURED_BY, keep=2)

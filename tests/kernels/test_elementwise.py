@@ -62,7 +62,7 @@ def test_rms_norms_equal_float64(implementation, rows, width):
 
 
 @runs("rows, width", [(1, 3), (4, 512), (3, 1300)], native=[(7, 40), (7, 3072)], cuda=[(300, 1300), (64, 3072)])
-def test_activations_equal_float64(implementation, rows, width):
+def test_activations_of_every_kind_equal_float64(implementation, rows, width):
     for dtype, gated, (kind, function) in itertools.product(implementation.dtypes, (True, False), FUNCTIONS.items()):
         x = random((rows, 2 * width if gated else width), dtype, implementation.device, 4, 4.0)
         x[0, 0], x[0, 1], x[-1, -1] = -200.0, 60.0, torch.nan

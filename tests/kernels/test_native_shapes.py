@@ -46,8 +46,8 @@ NO_KV = [
     {"rows": longs(T) + ROWS}, {"rows": longs(T) - 1}, {"page_table": ints(ROWS, 0)},
 ]  # fmt: skip
 NO_KIND = [
-    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"sinks": torch.ones(Q - 1)},
-    {"sinks": torch.ones(Q).double()},
+    {"reach": 3}, {"reach": -1}, {"reach": 1, "size": 0}, {"softcap": -1.0}, {"scale": 0.0},
+    {"sinks": torch.ones(Q - 1)}, {"sinks": torch.ones(Q).double()},
 ]  # fmt: skip
 NO_TABLES = [{name: table} for tables in (SHORT, NARROW) for name, table in tables.items()]
 DECODED = {"words": ints(60), "count": 4, "places": 1, "writes": 2, "page_size": PAGE, "pages": ints(ROWS, 3)}

@@ -73,6 +73,7 @@ def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str
         ({"architectures": ["OlmoForSequenceClassification"]}, "has no decoder"),
         ({"architectures": None}, "must name one class"),
         ({"hidden_size": "wide"}, "hidden_size"),
+        ({"transformers_weights": "https://example.com/x"}, "its class fails with ValueError"),
     ],
 )
 def test_a_config_is_refused_by_its_field_when_it_asks_for_something_else(
@@ -147,8 +148,7 @@ def test_a_window_reads_the_last_tokens_alone_when_it_is_shorter_than_a_prompt(w
 
 
 def test_a_layer_has_no_window_when_only_the_config_has_one(tmp_path: Path) -> None:
-    fields = {"sliding_window": 6, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
-    model = load(saved(SERVED["qwen3-moe"], tmp_path, **fields))
+    model = load(saved(SERVED["olmo"], tmp_path, sliding_window=6))
     assert [layer.attend.size for layer in model.layers.values()] == [0, 0]
 
 
@@ -192,7 +192,7 @@ def test_a_feature_is_refused_by_name_when_the_backend_lacks_it(asked: dict[str,
 
 
 def test_nothing_is_fetched_when_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved(SERVED["gpt-oss"], tmp_path, transformers_weights="https://example.com/x")
+    path = saved(SERVED["gpt-oss"], tmp_path)
 
     def refuse(*args: object) -> None:
         raise AssertionError("something was asked of the network")

@@ -79,9 +79,11 @@ class TiledPairs {
 
   void keep(int64_t row, const bf16* query) { std::copy_n(query, dim, queries + row * dim); }
 
-  void fetch_keys(const bf16* const* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 16)
+  void fetch(const bf16* const* from, const bf16* const* from_values, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) {
       for (int64_t d = 0; d < dim; d += STEP) pair_dims(from + i, d, keys + d * KEYS + 2 * i);
+      for (int64_t j = i; j < i + 16; j += 2) pair_keys(from_values[j], from_values[j + 1], dim, values + j * dim);
+    }
   }
 
   void fetch_values(const bf16* const* from, int64_t count) {

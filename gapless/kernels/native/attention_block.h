@@ -291,8 +291,19 @@ void add_pairs(
 }
 #endif
 
-// Out of the loop below, whose registers it would take from models without a cap.
-[[gnu::noinline, gnu::cold]] f32x16 capped_apart(f32x16 scores, float softcap) { return capped(scores, softcap); }
+// Caps a query's scores and drops those below the first that it reads; returns the largest by lane. Apart from the loop
+// below, whose registers it would take from models that do neither.
+[[gnu::noinline, gnu::cold]] f32x16 adjusted(float* scores, int count, const Range& limits, float softcap) {
+  f32x16 top = all(NONE);
+  for (int low = 0; low < count; low += LANES) {
+    f32x16 some = load(scores + low);
+    if (softcap != 0) some = pick(upto(limits.high - 1, low), capped(some, softcap), all(NONE));
+    some = pick(upto(limits.low - 1, low), all(NONE), some);
+    store(scores + low, some);
+    top = max(some, top);
+  }
+  return top;
+}
 
 // Scores of a block; the sums so far are brought to the new largest score, and the weights follow from it.
 template <typename T, int ROWS>
@@ -319,15 +330,15 @@ inline __attribute__((always_inline)) void weigh(
     }
     for (int r = 0; r < ROWS; r++) {
       f32x16 scores = join(fours[r]) * attend.scale;
-      if (attend.softcap != 0) scores = capped_apart(scores, attend.softcap);
       scores = pick(upto(limits[r].high - 1, low), scores, all(NONE));
-      if (limits[r].low > low) scores = pick(upto(limits[r].low - 1, low), all(NONE), scores);
       store(&weights.of[r][low], scores);
       // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
       tops[r] = max(scores, tops[r]);
     }
   }
   for (int r = 0; r < ROWS; r++) {
+    if (attend.softcap != 0 || limits[r].low > 0)
+      tops[r] = adjusted(weights.of[r], block.count, limits[r], attend.softcap);
     float top = std::max(states[r].top, largest(tops[r]));
     float shift = top == NONE ? 0.0f : top;
     if (top > states[r].top) {

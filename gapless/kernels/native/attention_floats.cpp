@@ -161,9 +161,10 @@ class Widened {
     for (int64_t d = 0; d < dim; d += LANES) store(queries + row * STRIDE + d, load_some(query + d, int(dim - d)));
   }
 
-  void fetch_keys(const T* const* from, int64_t count) {
+  void fetch(const T* const* from, const T* const* from_values, int64_t count) {
     for (int64_t i = 0; i < count; i += WIDTH)
       widen_keys(from + i, dim, keys + i / COLUMNS * COLUMNS * stride + i % COLUMNS);
+    fetch_values(from_values, count);
   }
 
   void fetch_values(const T* const* from, int64_t count) {

@@ -7,7 +7,8 @@
 //   GROUP, STEP         rows at a time; what the number of keys and that of dims are rounded up to
 //   begin, end          of a unit
 //   keep(row, query)    a query's dims
-//   fetch_keys(keys, count), fetch_values(values, count)    of a block of `count`, whole steps
+//   fetch(keys, values, count)    a block of `count` keys, whole steps
+//   fetch_values(values, count)   its values alone
 //   any_wild(first, last)         whether a value of these keys is infinite or no number
 //   score(low, high, count, scores)              rows low..high by the block's keys, [rows, KEYS]
 //   add(weights, factors, first, last, count, sums)   of rows first..last: sums times factors, plus weights by values
@@ -47,21 +48,21 @@ struct Unit {
   Range readable(int64_t row) const { return chunk.readable(attend, query(row)); }
 };
 
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
 // The largest score so far of a row, and the sum of its weights by lane.
 struct Sofar {
   float top;
   f32x16 weight;
 };
 
-// A row's weights of `count` keys, of which it reads those in `limits`. Returns the factor of its sums so far.
+// A row's weights of `count` keys, the first `limit` of them read. Returns the factor of its sums so far.
 template <typename Weight>
-float weigh(const float* scores, int64_t count, const Range& limits, float scale, Sofar& sofar, Weight* weights) {
-  constexpr float NONE = -std::numeric_limits<float>::infinity();
+float weigh(const float* scores, int64_t count, int64_t limit, float scale, Sofar& sofar, Weight* weights) {
   f32x16 found[KEYS / LANES], most = all(NONE);
   for (int64_t i = 0; i < count; i += LANES) {
     f32x16& score = found[i / LANES] = load(scores + i) * scale;
-    if (limits.high < i + LANES) score = pick(upto(limits.high - 1, i), score, all(NONE));
-    if (limits.low > i) score = pick(upto(limits.low - 1, i), all(NONE), score);
+    if (limit < i + LANES) score = pick(upto(limit - 1, i), score, all(NONE));
     // A score that is no number must reach the result: max drops it, so the sum of weights carries it there.
     most = max(score, most);
   }
@@ -91,7 +92,7 @@ struct alignas(64) Prompt {
   Range ranges[MOST_ROWS];            // of the entries that each row reads
   Range groups[MOST_ROWS / GROUP + 1];  // and some row of a group
   Range some, each;                   // some row of the unit, and each of them
-  const T *keys[KEYS], *values[KEYS];
+  const T* values[KEYS];
   bool apart;  // the rows of this block must be worked one by one: see `fetch`
   Multiplier multiplier;
 
@@ -101,6 +102,7 @@ struct alignas(64) Prompt {
     static constexpr T zeros[MOST_DIM] = {};
     const Paged<T>& kv = unit.kv;
     const int64_t count = std::min(some.high - start, KEYS), skip = std::max<int64_t>(some.low - start, 0);
+    const T* keys[KEYS];
     for (int64_t i = 0; i < skip; i++) keys[i] = values[i] = zeros;
     for (int64_t i = skip; i < count;) {
       const T* key = kv.key(unit.chunk.pages, start + i, unit.head);
@@ -108,8 +110,7 @@ struct alignas(64) Prompt {
       for (; i < end; i++, key += kv.kv_heads * kv.dim) keys[i] = key, values[i] = key + kv.value_offset();
     }
     for (int64_t i = count; i < KEYS; i++) keys[i] = values[i] = zeros;
-    multiplier.fetch_keys(keys, whole_steps(count, STEP));
-    multiplier.fetch_values(values, whole_steps(count, STEP));
+    multiplier.fetch(keys, values, whole_steps(count, STEP));
     apart = multiplier.any_wild(std::max<int64_t>(each.high - start, 0), count) ||
             (each.low > start && multiplier.any_wild(0, std::min(each.low - start, count)));
   }
@@ -139,9 +140,9 @@ struct alignas(64) Prompt {
       scale = 1;
     }
     for (int64_t row = first; row < high; row++) {
-      const int64_t at = (row - first) * KEYS;
-      const Range limits{ranges[row].low - start, ranges[row].high - start};
-      factors[row - first] = weigh(scores + at, count, limits, scale, sofar[row], weights + at);
+      const int64_t at = (row - first) * KEYS, skip = ranges[row].low - start;
+      if (skip > 0) std::fill_n(scores + at, std::min(skip, count), NONE);  // times the scale, which is above 0
+      factors[row - first] = weigh(scores + at, count, ranges[row].high - start, scale, sofar[row], weights + at);
     }
     if (!apart) return multiplier.add(weights, factors, 0, high - first, count, sums + first * stride);
     for (int64_t row = first; row < high; row++) {
@@ -158,7 +159,7 @@ struct alignas(64) Prompt {
     for (int64_t row = 0; row < unit.count; row++) {
       const T* from = unit.q.data + (unit.chunk.token + unit.query(row)) * unit.q.token_stride;
       multiplier.keep(row, from + unit.query_head(row) * dim);
-      sofar[row] = {-std::numeric_limits<float>::infinity(), f32x16{}};
+      sofar[row] = {NONE, f32x16{}};
       const Range range = ranges[row] = unit.readable(row);
       Range& group = groups[row / GROUP];
       if (row % GROUP == 0) group = range;

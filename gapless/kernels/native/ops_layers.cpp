@@ -176,8 +176,8 @@ Queries<T> queries(const Tensor& q) {
 Attend attend_of(
     const char* op, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks, int64_t heads) {
   fits(
-      reach >= 0 && reach <= int64_t(Reach::CHUNK) && (size > 0 || reach == int64_t(Reach::CAUSAL)) && softcap >= 0 &&
-          (!sinks || (sinks->is_contiguous() && sinks->numel() == heads)),
+      reach >= 0 && reach <= int64_t(Reach::CHUNK) && (size > 0 || reach == int64_t(Reach::CAUSAL)) &&
+          scale > 0 && softcap >= 0 && (!sinks || (sinks->is_contiguous() && sinks->numel() == heads)),
       op);
   return {float(scale), Reach(reach), size, float(softcap), sinks ? sinks->const_data_ptr<float>() : nullptr};
 }
