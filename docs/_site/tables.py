@@ -275,6 +275,21 @@ def sampling(params: Sequence[Param] = PARAMS) -> Lines:
     return lines + [f"| {' | '.join(_cells(entry))} |" for entry in params]
 
 
+def models() -> Lines:
+    """The architectures that tests run, by native family or the Transformers backend, and the refused ones."""
+    sys.path[:0] = [str(DOCS.parent / "tests")]
+    from model.transformers_rows import REFUSED, SERVED, class_name  # its rows need transformers
+
+    from gapless.model.families import MODEL_FAMILIES
+
+    native = {name: ("native", "yes", "every method") for name in MODEL_FAMILIES}
+    found = {class_name(row): ("transformers", "no", "histories and forms") for row in SERVED.values()} | native
+    refused = {class_name(row): (f"refused: {why}", "", "") for row, why in REFUSED.values()}
+    lines = _head("architecture", "computed by", "LoRA", "drafts")
+    every = [*sorted(found.items()), *sorted((name, cells) for name, cells in refused.items() if name not in found)]
+    return [*lines, *(row(f"`{name}`", *cells) for name, cells in every)]
+
+
 def _cells(entry: Param) -> tuple[str, ...]:
     kind = entry.kind if isinstance(entry.kind, UnionType) else entry.kind.__name__
     kinds = re.sub(r"[a-z_.]+\.(?=[A-Z])", "", str(kind)).replace(" | None", "").replace(" | ", " or ")
@@ -357,6 +372,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "recorded-clients": recorded_clients,
     "environment-ours": lambda: environment(OWN_VARIABLES),
     "environment-others": lambda: environment(OTHERS),
+    "models": models,
     "mutation": mutation,
     "constants": tuning_constants,
     **{name: partial(record, name) for name in RECORDS},

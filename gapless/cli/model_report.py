@@ -1,4 +1,4 @@
-"""What `gapless doctor MODEL` reports of a model before its weights are fetched: all of it follows from config.json."""
+"""The report of `gapless doctor MODEL` before weights are fetched, from config.json alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from gapless.model.config import ModelConfig
 from gapless.model.registry import Impl
 from gapless.model.spec import LayerSpec, ModelSpec, NormOrder, QKNorm
 
-Row = tuple[str, str]
-"""A name, and what there is to report"""
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WORKS = "chunked prompts, prefix cache, KV tiers, preemption, log-probabilities, structured output, penalties"
 HISTORIES = "speculation by ngram, suffix and grammar"
 
 
-def rows(model: ModelConfig) -> Iterator[Row]:
-    """Yield everything about a model whose config was read."""
+def rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield names and texts about a model."""
     yield "architecture", model.architecture
     yield "computed by", f"{model.impl}: {model.impl_reason}"
     if model.impl == Impl.TRANSFORMERS:
@@ -39,7 +37,7 @@ def rows(model: ModelConfig) -> Iterator[Row]:
 
 
 def layer_kind(layer: LayerSpec) -> str:
-    """Return the attention of a layer, and what is special about it."""
+    """Return the reach of a layer's attention, with its soft cap and a missing rope."""
     at = layer.attention
     reach = {Reach.CAUSAL: "full", Reach.WINDOW: f"window {at.size:,}", Reach.CHUNK: f"chunk {at.size:,}"}[at.reach]
     special = [f"softcap {at.softcap:g}"] * bool(at.softcap) + ["no rope"] * (at.rope is None)
@@ -70,7 +68,7 @@ def why_general(spec: ModelSpec) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _sizes(model: ModelConfig, kv: int) -> Iterator[Row]:
+def _sizes(model: ModelConfig, kv: int) -> Iterator[tuple[str, str]]:
     count = model.sizes.parameters
     yield "parameters", f"{count / 1e6:,.1f} million, {in_bytes(count * ITEM_BYTES[model.dtype])} in {model.dtype}"
     if kv:
@@ -78,7 +76,7 @@ def _sizes(model: ModelConfig, kv: int) -> Iterator[Row]:
             f"{model.max_position_embeddings:,} tokens"  # fmt: skip
 
 
-def _kernels(spec: ModelSpec) -> Iterator[Row]:
+def _kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     from gapless.kernels import native
 
     product = native.product()
@@ -89,7 +87,7 @@ def _kernels(spec: ModelSpec) -> Iterator[Row]:
     yield "kernels, CUDA", f"Triton attention of every kind; a layer's operations are {way}; steps are graphs"
 
 
-def _transformers(model: ModelConfig) -> Iterator[Row]:
+def _transformers(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Report a model of the Transformers backend, whose class is made without weights."""
     from gapless.model.transformers_config import class_of
 

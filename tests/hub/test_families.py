@@ -17,6 +17,8 @@ from server.server_harness import VOCAB, write_model
 
 from gapless.base.config import EngineConfig
 from gapless.engine.frontdoor import locate
+from gapless.model.config import read_model_config
+from gapless.model.registry import Impl
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -73,6 +75,7 @@ def serving(model: str) -> Iterator[str]:
 @pytest.mark.parametrize(("name", "changes", "impl"), OF_FAMILIES, ids=[name for name, *_ in OF_FAMILIES])
 def test_serve_answers_as_the_class_of_transformers_when_given_a_name_on_the_hub(hub, tmp_path, name, changes, impl):
     net, ids = checkpoint(tmp_path / "saved", name, changes), [5, 9, 2, 11, 3]
+    assert read_model_config(tmp_path / "saved", impl=Impl.AUTO).impl == impl
     hub.add("org/model", folder_files(tmp_path / "saved") | CODE)
     with serving("org/model") as url:
         assert url.startswith("http")

@@ -153,6 +153,11 @@ REFUSED = {
 """Families that are refused, each with a part of the reason"""
 
 
+def class_name(row: Row) -> str:
+    """The name of its class, as config.json has it."""
+    return row.kind.split(":")[1] if ":" in row.kind else f"{row.kind}ForCausalLM"
+
+
 def make(row: Row) -> transformers.PreTrainedModel:
     """A model with random weights, large enough that every term matters."""
     names = row.kind.split(":") if ":" in row.kind else (f"{row.kind}Config", f"{row.kind}ForCausalLM")
