@@ -96,7 +96,7 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
         mask = reads.part(part).among(columns[least:most])
         read = slice(least - first, most - first)
         keys, values = (x[:, read].expand(len(q), -1, -1, -1) for x in (k, v))
-        out = _weigh(q[:, :, part], keys, values, mask, attend._replace(sinks=sinks))
+        out = weigh(q[:, :, part], keys, values, mask, attend._replace(sinks=sinks))
         parts.append(out.permute(2, 1, 0, 3).reshape(part.stop - low, -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -136,11 +136,11 @@ def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend,
     index = torch.where(mask, entries, own).flatten()
     k, v = (x.index_select(0, index).view(count, -1, kv_heads, head_dim).transpose(1, 2) for x in _flat(kv))
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)
-    out = _weigh(q.view(count, kv_heads, -1, head_dim), k, v, mask[:, None, None], attend._replace(sinks=sinks))
+    out = weigh(q.view(count, kv_heads, -1, head_dim), k, v, mask[:, None, None], attend._replace(sinks=sinks))
     return out.reshape(count, -1).masked_fill_(reads.end[:, None] <= 0, 0)
 
 
-def _weigh(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, attend: Attend) -> Tensor:
+def weigh(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, attend: Attend) -> Tensor:
     """Softmax of q [.., T, D] over k and v [.., N, D] at `mask` [.., T, N]; sinks [.., 1] for the scores."""
     if attend.sinks is None and not attend.softcap:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attend.scale)

@@ -14,7 +14,7 @@ from typing import Any
 from gapless.base.config import DEMO_MODEL, LAYOUT_PLUG_INS, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.plug_ins import plug_ins
-from gapless.model.family import Names
+from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS
@@ -30,7 +30,7 @@ class ModelConfig:
 
     architecture: str
     spec: ModelSpec
-    names: Names
+    names: TensorNames
     max_position_embeddings: int
     dtype: str
     """The checkpoint's own dtype; float32 if the file has none."""

@@ -11,7 +11,7 @@ from gapless.model.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True)
-class Names:
+class TensorNames:
     """The modules of a checkpoint, each without `.weight` or `.bias`; names in a layer follow its prefix."""
 
     embedding: str = "model.embed_tokens"
@@ -53,7 +53,7 @@ class Names:
         return outputs if len(self.modules(product)) == len(outputs) else (sum(outputs),)
 
 
-LLAMA_NAMES = Names()
+LLAMA_NAMES = TensorNames()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Family:
     """Values of a config's model_type"""
     read: Callable[[Fields], ModelSpec]
     """Reads a config.json. Raises CheckpointError naming the file and the field; Foreign if the forward is another."""
-    names: Names = LLAMA_NAMES
+    names: TensorNames = LLAMA_NAMES
     reads: frozenset[str] = frozenset()
     """Fields of `known_fields.OTHER_FORWARD` that `read` reads or checks"""
     code: bool = False

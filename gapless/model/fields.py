@@ -72,7 +72,7 @@ class Fields:
         return self.values.get(name)
 
     def null(self, name: str) -> bool:
-        """Return whether a field is there and null."""
+        """Return whether a field is given as null."""
         return self.get(name) is None and name in self.values
 
     def unused(self, name: str, why: str) -> None:

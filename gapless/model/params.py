@@ -12,7 +12,7 @@ from torch import Tensor
 from gapless.kernels.matrix import Matrix, layout_named
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
-from gapless.model.family import Names
+from gapless.model.family import TensorNames
 from gapless.model.spec import LayerSpec, ModelSpec, NormOrder, QKNorm
 
 _DUMMY_BLOCK = 4_194_301
@@ -174,7 +174,7 @@ def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Slo
     return _layer_slots(config.spec, config.spec.layer, config.names, layer, prefix)
 
 
-def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: Names, layer: Layer, prefix: str) -> dict[str, Slot]:
+def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, layer: Layer, prefix: str) -> dict[str, Slot]:
     found: dict[str, Slot] = {}
     for name in NORMS:
         if (norm := getattr(layer, name)) is not None:
@@ -190,7 +190,7 @@ def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: Names, layer: Layer, p
     return {f"{prefix}.{name}": slot for name, slot in found.items()}
 
 
-def _norm_slots(name: str, norm: NormWeights, names: Names) -> dict[str, Slot]:
+def _norm_slots(name: str, norm: NormWeights, names: TensorNames) -> dict[str, Slot]:
     slot = Slot.of(norm.weight)
     found = {f"{name}.weight": slot._replace(put=_plus_one) if names.norms_lack_one else slot}
     return found if norm.bias is None else found | {f"{name}.bias": Slot.of(norm.bias)}
@@ -200,7 +200,7 @@ def _plus_one(weight: Tensor) -> Tensor:
     return weight.float() + 1
 
 
-def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names: Names, number: int) -> Slot:
+def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names: TensorNames, number: int) -> Slot:
     """Return the slot of one module's part of a product's tensor."""
     turned = names.transposed and part.dim() == 2
     order = rope_rows(spec, kind, names, name, number)
@@ -213,7 +213,7 @@ def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names:
     return Slot(part, shape, put if turned or order is not None else None)
 
 
-def rope_rows(spec: ModelSpec, kind: LayerSpec, names: Names, name: str, number: int) -> Tensor | None:
+def rope_rows(spec: ModelSpec, kind: LayerSpec, names: TensorNames, name: str, number: int) -> Tensor | None:
     """Return the kernels' order of a module's outputs, int64; None for the checkpoint's own. See `RopeConfig.order`."""
     at = kind.attention
     if name != "qkv" or at.rope is None or number == 2:
@@ -228,7 +228,7 @@ def rope_rows(spec: ModelSpec, kind: LayerSpec, names: Names, name: str, number:
     return torch.cat((rows, torch.arange(queries + keys, queries + 2 * keys))) if len(names.qkv) == 1 else rows
 
 
-def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: Names, norm: Tensor) -> dict[str, Slot]:
+def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, norm: Tensor) -> dict[str, Slot]:
     """Return the slots of the norms of queries and keys: the weight of one head, or of all together."""
     at = kind.attention
     order = None if at.rope is None else torch.tensor(spec.ropes[at.rope].order(at.head_dim))

@@ -23,8 +23,8 @@ ACTIVATIONS = {
 """Names of functions in transformers"""
 
 
-class Sizes(NamedTuple):
-    """Sizes by the names that most families give them."""
+class CommonSizes(NamedTuple):
+    """CommonSizes by the names that most families give them."""
 
     vocab: int
     hidden: int
@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     head_dim: int
 
     @classmethod
-    def of(cls, fields: Fields, head_dim: int = 0, kv_heads: int = 0) -> Sizes:
+    def of(cls, fields: Fields, head_dim: int = 0, kv_heads: int = 0) -> CommonSizes:
         """Read them. Defaults: head_dim, 0 for hidden_size / num_attention_heads; kv_heads, 0 for as many as heads, as
         null is."""
         heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
@@ -122,8 +122,8 @@ def read_rope(fields: Fields, partial: bool = False, theta: float = 10_000.0) ->
 
 
 def read_ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
-    """Read the ropes of layers without a window, and of those with one, in both spellings: `rope_parameters` by kinds
-    of layers, and `rope_theta`, `rope_scaling` (of the first) and `rope_local_base_freq` of before. Defaults: the
+    """Read the ropes of layers without a window and with one, in both spellings: `rope_parameters` by kinds of layers,
+    and `rope_theta`, `rope_scaling` (of the first) and `rope_local_base_freq` of before. Defaults: the
     bases. Raises Foreign for other ropes."""
     both, scaling = fields.sub("rope_parameters"), fields.sub("rope_scaling")
     full, local = both.sub("full_attention"), both.sub("sliding_attention")

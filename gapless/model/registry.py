@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,15 +20,15 @@ from typing import Any
 from gapless.base.errors import CheckpointError, ForeignModelError
 from gapless.base.spellings import nearest
 from gapless.model.families import architectures, family_of
-from gapless.model.family import Names
+from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, says_nothing
 from gapless.model.known_fields import MUST_BE_TRUE, OTHER_FORWARD
-from gapless.model.spec import CountedSpec, ModelSpec, NormSpec
+from gapless.model.spec import CountedSpec, ModelSizes, ModelSpec, NormSpec
 
 EXTRA = "pip install 'gapless[transformers]'"
 SERVED = "the manual's page Models says which models are served"
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
-"""Names of the field that has the longest sequence, in tokens"""
+"""TensorNames of the field that has the longest sequence, in tokens"""
 _PARTS = ("text_config", "llm_config", "language_config", "vision_config", "audio_config", "thinker_config")
 """Configs within the config of a model of pictures or sound"""
 _ALIBI = frozenset(("bloom", "mpt"))
@@ -58,7 +58,7 @@ class Route:
     architecture: str
     reason: str
     spec: ModelSpec
-    names: Names
+    names: TensorNames
 
 
 def route(fields: Fields, asked: str = Impl.AUTO, known: Collection[str] = ()) -> Route:
@@ -80,7 +80,7 @@ def route(fields: Fields, asked: str = Impl.AUTO, known: Collection[str] = ()) -
     if not has_transformers():
         raise _without_transformers(fields, architecture, failed)
     why = f"not native: {failed}" if failed else "model_impl asks for it" if native else "no native family reads it"
-    return Route(Impl.TRANSFORMERS, architecture, why, _foreign(fields, architecture), Names())
+    return Route(Impl.TRANSFORMERS, architecture, why, _foreign(fields, architecture), TensorNames())
 
 
 def has_transformers() -> bool:
@@ -211,8 +211,14 @@ def _foreign(fields: Fields, architecture: str) -> CountedSpec:
         fields.get(name)
     return CountedSpec(
         fields.whole("vocab_size"), 0, (), NormSpec(0.0), (), positions=fields.whole(longest),
-        digest=_digest(fields.values), fields=fields,
+        digest=_digest(fields.values), count=partial(_count, fields),
     )  # fmt: skip
+
+
+def _count(fields: Fields) -> ModelSizes:
+    from gapless.model.transformers_config import count_sizes  # imports transformers
+
+    return count_sizes(fields)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

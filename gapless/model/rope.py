@@ -11,7 +11,7 @@ max_model_len stretches the base for all positions, as if every sequence were th
 
 `longrope` is alike: transformers takes its long factors as soon as a sequence is longer than the original length, and
 the keys cached before keep the short ones. Here max_model_len decides, as in vLLM: if it exceeds the original length,
-the long factors are those of all positions, which is what transformers gives for sequences above that length; else the
+the long factors serve all positions, which is what transformers gives for sequences above that length; else the
 short ones are. The attention factor is the same for both.
 """
 

@@ -5,10 +5,11 @@ A family reads a config.json into a `ModelSpec`; `Decoder` computes it, and size
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gapless.kernels.kinds import Activation, Reach
 
@@ -117,7 +118,7 @@ class LayerSpec:
     """The index of its page group"""
 
     def within(self, length: int) -> LayerSpec:
-        """Return the layer for sequences of at most so many tokens: without a window that is as long as they are."""
+        """Return the layer for sequences of at most this length, in tokens: a window that is as long is none."""
         at = self.attention
         return replace(self, attention=replace(at, reach=Reach.CAUSAL, size=0)) if at.size >= length else self
 
@@ -202,15 +203,14 @@ class CountedSpec(ModelSpec):
 
     digest: str = ""
     """Digest of its whole config"""
-    fields: Any = field(default=None, repr=False, compare=False)
-    """The `Fields` of its config.json"""
+    count: Callable[[], ModelSizes] | None = field(default=None, repr=False, compare=False)
+    """Makes the class, and counts its sizes"""
 
     @cached_property
     def sizes(self) -> ModelSizes:
         """Sizes that an engine plans by. Imports transformers."""
-        from gapless.model.transformers_config import count_sizes
-
-        return count_sizes(self.fields)
+        assert self.count is not None
+        return self.count()
 
 
 class ModelSizes(NamedTuple):

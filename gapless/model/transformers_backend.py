@@ -65,14 +65,14 @@ class AttendedLayer(NamedTuple):
 _running: ContextVar[Callable[..., Tensor]] = ContextVar("attention of the running forward")
 
 
-def _attend(
+def our_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, **given: Any
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: q [1, Q, T, D], k [1, K, T, D], v [1, K, T, V] -> [1, T, Q, V]."""
     return _running.get()(module, q, k, v, attention_mask, given), None
 
 
-AttentionInterface.register(OURS, _attend)
+AttentionInterface.register(OURS, our_attention)
 
 
 class Survey:
@@ -94,10 +94,10 @@ class Survey:
             raise refusal(self.where, "it attends to later tokens")
         sizes = LayerSizes(q.shape[1], k.shape[1], k.shape[3], v.shape[3])
         index = len(self.layers)
-        self.layers[module] = AttendedLayer(index, self._read(index, sizes.key_dim, given), sizes)
+        self.layers[module] = AttendedLayer(index, self.read(index, sizes.key_dim, given), sizes)
         return v.new_zeros(1, q.shape[2], sizes.heads, sizes.value_dim)
 
-    def _read(self, index: int, key_dim: int, given: dict[str, Any]) -> Attend:
+    def read(self, index: int, key_dim: int, given: dict[str, Any]) -> Attend:
         kinds, window = getattr(self.config, "layer_types", None), given.get("sliding_window")
         kind = kinds[index] if kinds else "full_attention"
         if kind not in ("full_attention", "sliding_attention", "chunked_attention"):

@@ -21,7 +21,7 @@ from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
-from gapless.model.family import LLAMA_NAMES, Names
+from gapless.model.family import LLAMA_NAMES, TensorNames
 from gapless.model.params import Slot, allocate
 from gapless.model.params import slots as slots_of
 
@@ -85,7 +85,7 @@ def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtyp
 
 
 def load_weights(
-    directory: Path, slots: dict[str, Slot], unused: Collection[str] = (), names: Names = LLAMA_NAMES
+    directory: Path, slots: dict[str, Slot], unused: Collection[str] = (), names: TensorNames = LLAMA_NAMES
 ) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. If the head
     has no slot, it is the embedding, and may be there in its place.
@@ -121,7 +121,7 @@ def warn_of_strays(directory: Path) -> None:
 
 
 def _find(
-    directory: Path, slots: dict[str, Slot], unused: Collection[str], names: Names
+    directory: Path, slots: dict[str, Slot], unused: Collection[str], names: TensorNames
 ) -> tuple[dict[str, Slot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
     """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
     files = _files(directory)
@@ -175,7 +175,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
 
 
 def _files(directory: Path) -> dict[str, tuple[str, ...]]:
-    """Names of the weight files, each with the tensors that an index promises of it."""
+    """TensorNames of the weight files, each with the tensors that an index promises of it."""
     if (directory / SINGLE).exists():
         return {SINGLE: ()}
     if (directory / INDEX).exists():

@@ -65,8 +65,8 @@ def test_chunks_with_bounds_of_the_host_equal_float64(case, monkeypatch):
 @pytest.mark.parametrize("kind", [WINDOWS[0], CUT[0]], ids=str)
 def test_a_window_gathers_no_page_that_it_does_not_reach(kind, monkeypatch):
     """Nor does a chunk's tile score keys outside what its queries read."""
-    widths, weigh = [], attention._weigh
-    monkeypatch.setattr(attention, "_weigh", lambda q, k, *more: widths.append(k.shape[-2]) or weigh(q, k, *more))
+    widths, weigh = [], attention.weigh
+    monkeypatch.setattr(attention, "weigh", lambda q, k, *more: widths.append(k.shape[-2]) or weigh(q, k, *more))
     given = for_decode(Case(kind, LONG[0]), F32)
     attention.decode_attention(given.q, given.made.kv, given.batch, given.attend)
     given = for_prefill(Case(kind, LONG[0]._replace(lengths=(1030,), sizes=(7,))), F32, padding=0)

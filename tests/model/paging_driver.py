@@ -65,7 +65,7 @@ class Driver:
         with torch.no_grad():
             hidden = self.model.forward(inputs, self.model.plan(shape), self.cache)
             logits = self.model.logits(hidden).cpu().float()
-        assert hidden.shape == (shape.tokens, self.model.spec.hidden_size)
+        assert hidden.shape == (shape.tokens, self.model.config.sizes.hidden)
         assert logits.dtype == torch.float32
         parts = logits.split([1] * shape.decode + [count for _, count in shape.chunks])
         return [*parts[: len(decode)], *parts[shape.decode :]]

@@ -115,22 +115,24 @@ def test_a_checkpoint_is_refused_by_its_tensor_when_it_does_not_fit(change, why:
     ],
 )
 def test_a_layer_is_refused_by_the_argument_when_attention_does_not_honour_it(
-    given: dict[str, object], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, object], why: str, tmp_path: Path
 ) -> None:
-    usual = transformers_backend._attend
-    monkeypatch.setitem(
-        transformers_backend.AttentionInterface._global_mapping,
-        transformers_backend.OURS,
+    usual, name = transformers_backend.our_attention, transformers_backend.OURS
+    transformers_backend.AttentionInterface.register(
+        name,
         lambda module, q, k, v, mask=None, **known: usual(module, q, k, v, **{"attention_mask": mask} | known | given),
     )
-    with pytest.raises(CheckpointError, match=why):
-        load(saved(SERVED["olmo"], tmp_path))
+    try:
+        with pytest.raises(CheckpointError, match=why):
+            load(saved(SERVED["olmo"], tmp_path))
+    finally:
+        transformers_backend.AttentionInterface.register(name, usual)
 
 
 def test_a_model_is_refused_when_its_class_computes_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformers_backend.Survey, "_read", lambda *args: transformers_backend.Attend(0.2))
+    monkeypatch.setattr(transformers_backend.Survey, "read", lambda *args: transformers_backend.Attend(0.2))
     with pytest.raises(CheckpointError, match="computes something that this engine does not"):
         load(saved(SERVED["olmo"], tmp_path))
 

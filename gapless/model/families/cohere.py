@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from gapless.model.family import Family
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, read_rope, window_size, windowed, windows
+from gapless.model.reading import CommonSizes, read_rope, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormOrder, NormSpec
 
 
-def _attention(fields: Fields, sizes: Sizes) -> AttentionSpec:
+def _attention(fields: Fields, sizes: CommonSizes) -> AttentionSpec:
     bias = fields.flag("attention_bias", False)
     return AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5, bias=bias, output_bias=bias)
 
 
-def _model(fields: Fields, sizes: Sizes, attentions: Iterable[AttentionSpec], theta: float) -> ModelSpec:
+def _model(fields: Fields, sizes: CommonSizes, attentions: Iterable[AttentionSpec], theta: float) -> ModelSpec:
     mlp = MlpSpec(sizes.middle, sizes.activation(fields))
     return sizes.model(
         fields,
@@ -32,13 +32,13 @@ def _model(fields: Fields, sizes: Sizes, attentions: Iterable[AttentionSpec], th
 
 
 def _cohere(fields: Fields) -> ModelSpec:
-    sizes = Sizes.of(fields)
+    sizes = CommonSizes.of(fields)
     attention = _attention(fields, sizes)
     return _model(fields, sizes, [attention for _ in windows(fields, sizes.layers)], theta=500_000.0)
 
 
 def _cohere2(fields: Fields) -> ModelSpec:
-    sizes, every = Sizes.of(fields), fields.whole("sliding_window_pattern", 4)
+    sizes, every = CommonSizes.of(fields), fields.whole("sliding_window_pattern", 4)
     fields.get("_sliding_window_pattern")  # of transformers, beside layer_types
     sizes_of_windows = windows(fields, sizes.layers, window_size(fields), lambda layer: (layer + 1) % every != 0)
     attention = _attention(fields, sizes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gapless.model.family import Family, Names
+from gapless.model.family import Family, TensorNames
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes
+from gapless.model.reading import CommonSizes
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
-_NAMES = Names(
+_NAMES = TensorNames(
     embedding="transformer.wte",
     norm="transformer.ln_f",
     positions="transformer.wpe",
@@ -42,7 +42,7 @@ def _read(fields: Fields) -> ModelSpec:
             raise fields.foreign(name, "must be false: attention is scaled by the width of heads alone")
     scale = (hidden // heads) ** -0.5 if fields.flag("scale_attn_weights", True) else 1.0
     attention = AttentionSpec(heads, heads, hidden // heads, scale, rope=None, bias=True, output_bias=True)
-    activation = Sizes.activation(fields, "activation_function", "gelu_new")
+    activation = CommonSizes.activation(fields, "activation_function", "gelu_new")
     mlp = MlpSpec(fields.whole("n_inner", 4 * hidden), activation, gated=False, bias=True)
     return ModelSpec(
         fields.whole("vocab_size", 50_257),

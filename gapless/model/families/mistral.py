@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gapless.model.family import Family
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, window_size, windowed, windows
+from gapless.model.reading import CommonSizes, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def _mistral(fields: Fields) -> ModelSpec:
-    sizes = Sizes.of(fields, kv_heads=8)
+    sizes = CommonSizes.of(fields, kv_heads=8)
     attention = AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5)
     mlp = MlpSpec(sizes.middle, sizes.activation(fields))
     window = 0 if fields.null("sliding_window") else window_size(fields)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from gapless.model.family import Family
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, read_ropes, window_size, windowed, windows
+from gapless.model.reading import CommonSizes, read_ropes, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormOrder, NormSpec, QKNorm
 
 
-def _layer(fields: Fields, sizes: Sizes) -> LayerSpec:
+def _layer(fields: Fields, sizes: CommonSizes) -> LayerSpec:
     bias = fields.flag("attention_bias", False)
     attention = AttentionSpec(
         *sizes.heads, scale=sizes.head_dim**-0.5, qk_norm=QKNorm.ALL, bias=bias, output_bias=bias
@@ -24,13 +24,13 @@ def _norm(fields: Fields) -> NormSpec:
 
 
 def _olmo2(fields: Fields) -> ModelSpec:
-    sizes = Sizes.of(fields)
+    sizes = CommonSizes.of(fields)
     layer = _layer(fields, sizes)
     return sizes.model(fields, [layer for _ in windows(fields, sizes.layers)], _norm(fields))
 
 
 def _olmo3(fields: Fields) -> ModelSpec:
-    sizes = Sizes.of(fields)
+    sizes = CommonSizes.of(fields)
     layer = _layer(fields, sizes)
     attention = layer.attention
     layers = [

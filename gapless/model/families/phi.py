@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gapless.model.family import Family, Names
+from gapless.model.family import Family, TensorNames
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, read_rope, window_size, windowed, windows
+from gapless.model.reading import CommonSizes, read_rope, window_size, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
-_NAMES = Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+_NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
 
 
 def _phi3(fields: Fields) -> ModelSpec:
-    sizes, rope = Sizes.of(fields), read_rope(fields, partial=True)
+    sizes, rope = CommonSizes.of(fields), read_rope(fields, partial=True)
     if rope.type not in ("default", "longrope"):
         raise fields.foreign("rope_scaling", "must be of type longrope", rope.type)
     if fields.get("original_max_position_embeddings") is None and rope.type == "longrope":

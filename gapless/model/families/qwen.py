@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from gapless.model.family import Family
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes, windowed, windows
+from gapless.model.reading import CommonSizes, windowed, windows
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, QKNorm
 
 
-def _model(fields: Fields, sizes: Sizes, attention: AttentionSpec) -> ModelSpec:
+def _model(fields: Fields, sizes: CommonSizes, attention: AttentionSpec) -> ModelSpec:
     first = fields.whole("max_window_layers", 28, low=0)
     size = 0 if fields.null("sliding_window") else fields.whole("sliding_window", 4096)
     window = size if fields.flag("use_sliding_window", False) else 0
@@ -23,12 +23,12 @@ def _model(fields: Fields, sizes: Sizes, attention: AttentionSpec) -> ModelSpec:
 
 
 def _qwen2(fields: Fields) -> ModelSpec:
-    sizes = Sizes.of(fields)
+    sizes = CommonSizes.of(fields)
     return _model(fields, sizes, AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5, bias=True))
 
 
 def _qwen3(fields: Fields) -> ModelSpec:
-    sizes, bias = Sizes.of(fields, head_dim=128), fields.flag("attention_bias", False)
+    sizes, bias = CommonSizes.of(fields, head_dim=128), fields.flag("attention_bias", False)
     scale = sizes.head_dim**-0.5
     attention = AttentionSpec(*sizes.heads, scale=scale, bias=bias, output_bias=bias, qk_norm=QKNorm.HEAD)
     return _model(fields, sizes, attention)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gapless.model.family import Family, Names
+from gapless.model.family import Family, TensorNames
 from gapless.model.fields import Fields
-from gapless.model.reading import Sizes
+from gapless.model.reading import CommonSizes
 from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    sizes, bias = Sizes.of(fields), fields.flag("attention_bias", False)
+    sizes, bias = CommonSizes.of(fields), fields.flag("attention_bias", False)
     attention = AttentionSpec(*sizes.heads, scale=sizes.head_dim**-0.5, bias=bias, output_bias=bias)
     activation = sizes.activation(fields, default="relu2")
     layer = LayerSpec(attention, MlpSpec(sizes.middle, activation, gated=False, bias=fields.flag("mlp_bias", False)))
@@ -17,4 +17,4 @@ def read(fields: Fields) -> ModelSpec:
     return sizes.model(fields, [layer] * sizes.layers, norm)
 
 
-FAMILY = Family(("arcee",), read, Names(gate_up=("mlp.up_proj",)))
+FAMILY = Family(("arcee",), read, TensorNames(gate_up=("mlp.up_proj",)))
