@@ -284,6 +284,16 @@ def read_model(name: str, located: Located, to_fetch: int) -> Iterator[Check]:
     yield from tokenizer(located.config, assets.tokenizer)
     if not to_fetch:
         yield weights(resolve_model_dir(located.config.model), found)
+        if located.config.check and found.impl == "native":
+            yield compared(resolve_model_dir(located.config.model))
+
+
+def compared(directory: Path) -> Check:
+    """Compare a few tokens' logits with transformers'. Raises CheckpointError if they differ."""
+    from gapless.model.native_check import check_native
+
+    check_native(directory)
+    return Check("check", "ok", "logits equal those of the class's own eager run in transformers")
 
 
 def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:

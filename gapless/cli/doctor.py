@@ -14,7 +14,8 @@ from gapless.pace.constants import constants
 
 
 def main(argv: Sequence[str]) -> int:
-    others = {f.name for f in fields(EngineConfig)} - {"model", "tokenizer", "revision", "download_dir", "model_impl"}
+    read = {"model", "tokenizer", "revision", "download_dir", "model_impl", "check"}
+    others = {f.name for f in fields(EngineConfig)} - read
     about = "Look at this machine, and at MODEL if one is named, and say what is missing."
     command = Command("doctor", about, (EngineConfig,), model_word=True, without=others)
     command.add_argument("--pace", action="store_true", help="print the tuning constants instead, with their reasons")

@@ -22,6 +22,7 @@ import math
 import torch
 from torch import Tensor
 
+from gapless.base.progress import warn
 from gapless.model.config import ModelConfig
 from gapless.model.spec import RopeConfig
 
@@ -34,8 +35,13 @@ def rope_tables(config: ModelConfig, max_model_len: int, device: torch.device) -
         if rope is None:
             found[None] = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), dim=1).to(device)
         elif rope not in found:
-            longest = config.max_position_embeddings
-            found[rope] = rope_table(config.spec.ropes[rope], dim, max_model_len, longest).to(device)
+            longest, kind = config.max_position_embeddings, config.spec.ropes[rope]
+            if kind.type == "longrope" and max_model_len > kind.original_max:
+                warn(
+                    f"longrope: its long factors serve prompts of any length, since max_model_len ({max_model_len}) is "
+                    f"above original_max_position_embeddings: --max-model-len {kind.original_max} gives the short ones"
+                )
+            found[rope] = rope_table(kind, dim, max_model_len, longest).to(device)
     return found
 
 
