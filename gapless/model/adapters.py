@@ -21,7 +21,7 @@ from gapless.model.config import ModelConfig
 from gapless.model.fields import UNUSED, Fields, warn_of
 from gapless.model.known_fields import ADAPTER
 from gapless.model.params import PRODUCTS, Params, rope_rows
-from gapless.model.spec import LayerSpec
+from gapless.model.spec import LayerSpec, ProductSpec
 from gapless.model.weights import read_tensors
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,12 +63,12 @@ class AdapterTables:
         self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
         for kind, layer in zip(config.spec.layers, params.layers, strict=True):
-            sizes = module_sizes(config, kind)
+            sizes = kind.products(config.spec.hidden_size)
             parts = (self._part(sizes[name], getattr(layer, name).tensors[0], params.embedding) for name in PRODUCTS)
             self.layers.append(AdapterLayer(*parts))
 
-    def _part(self, size: tuple[int, tuple[int, ...]], matrix: Tensor, like: Tensor) -> AdapterPart:
-        width, columns = size
+    def _part(self, size: ProductSpec, matrix: Tensor, like: Tensor) -> AdapterPart:
+        width, columns, _ = size
         ends, shape = tuple(accumulate(columns)), (self.count + 1, len(columns) * self.rank, width)
         if self.below:
             strides, end = (shape[1] * width, width, 1), matrix.storage_offset() + matrix.numel()
@@ -105,9 +105,9 @@ MOST_BELOW = 1 / 8
 
 def lines_below(config: ModelConfig, count: int, rank: int) -> int:
     """Return the lines that tables of `count` adapters take below each projection of a matrix, 0 for too many."""
-    lines, sizes = (count + 1) * padded(rank), [*module_sizes(config, config.spec.layer).values()]
-    matrices = sum(width * sum(columns) for width, columns in sizes)
-    return lines if lines * sum(width * len(columns) for width, columns in sizes) <= MOST_BELOW * matrices else 0
+    lines, sizes = (count + 1) * padded(rank), [*config.spec.layer.products(config.spec.hidden_size).values()]
+    matrices = sum(width * sum(columns) for width, columns, _ in sizes)
+    return lines if lines * sum(width * len(columns) for width, columns, _ in sizes) <= MOST_BELOW * matrices else 0
 
 
 class Adapter(NamedTuple):
@@ -152,14 +152,18 @@ class Adapter(NamedTuple):
         """Write the adapter to the parts of a slot of this rank, which are zeros."""
         places = iter(parts)
         for layer, kind in enumerate(config.spec.layers):
-            for name, (_, outputs) in module_sizes(config, kind).items():
+            for name, product in kind.products(config.spec.hidden_size).items():
                 down, up, begin = next(places), next(places), 0
-                for number, (module, size) in enumerate(zip(config.names.modules(name), outputs, strict=True)):
-                    key = layer, module
-                    if (*key, "A") in self.weights:
-                        down[number * rank :][: self.rank].copy_(self.weights[*key, "A"])
+                modules, count = config.names.modules(name), len(product.outputs)
+                sizes = config.names.outputs(name, kind, config.spec.hidden_size)
+                for number, (module, size) in enumerate(zip(modules, sizes, strict=True)):
+                    if (layer, module, "A") in self.weights:
+                        # A module of all projections has a rank in each: kernels read as many.
+                        for projection in range(count) if len(modules) < count else (number,):
+                            down[projection * rank :][: self.rank].copy_(self.weights[layer, module, "A"])
                         rows = rope_rows(config.spec, kind, config.names, name, number)
-                        b = self.weights[*key, "B"] if rows is None else self.weights[*key, "B"][rows]
+                        b = self.weights[layer, module, "B"]
+                        b = b if rows is None else b[rows]
                         up[: self.rank, begin : begin + size].copy_(b.float().mT * self.scale)
                     begin += size
 
