@@ -121,19 +121,21 @@ def read_rope(fields: Fields, partial: bool = False, theta: float = 10_000.0) ->
     return found
 
 
-def read_ropes(fields: Fields, theta: float, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+def read_ropes(
+    fields: Fields, theta: float, local_theta: float, local: str = "rope_local_base_freq"
+) -> tuple[RopeConfig, RopeConfig]:
     """Read the ropes of layers without a window and with one, in both spellings: `rope_parameters` by kinds of layers,
-    and `rope_theta`, `rope_scaling` (of the first) and `rope_local_base_freq` of before. Defaults: the
-    bases. Raises Foreign for other ropes."""
+    and `rope_theta`, `rope_scaling` (of the first) and the field `local`, if the family has one, of before. Defaults:
+    the bases. Raises Foreign for other ropes."""
     both, scaling = fields.sub("rope_parameters"), fields.sub("rope_scaling")
-    full, local = both.sub("full_attention"), both.sub("sliding_attention")
-    if both.values and not (full.values or local.values):
+    full, windowed = both.sub("full_attention"), both.sub("sliding_attention")
+    if both.values and not (full.values or windowed.values):
         raise fields.foreign("rope_parameters", "must have full_attention and sliding_attention")
     if scaling.values and full.values:
         raise fields.foreign("rope_scaling", "must not be there beside rope_parameters.full_attention")
     full = scaling if scaling.values else full
-    bases = _base(fields, full, "rope_theta", theta), _base(fields, local, "rope_local_base_freq", local_theta)
-    return _rope(fields, full, bases[0]), _rope(fields, local, bases[1])
+    base = _base(fields, windowed, local, local_theta) if local else windowed.real("rope_theta", local_theta, above=0.0)
+    return _rope(fields, full, _base(fields, full, "rope_theta", theta)), _rope(fields, windowed, base)
 
 
 def _base(fields: Fields, rope: Fields, name: str, default: float) -> float:

@@ -58,7 +58,8 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
     if kind not in CONFIG_MAPPING or names[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise refusal(where, f"transformers {transformers.__version__} has no decoder {names[0]} (model_type {kind!r})")
     try:
-        config = CONFIG_MAPPING[kind].from_dict(deepcopy(fields.values))
+        values = {name: value for name, value in fields.values.items() if "_implementation" not in name}
+        config = CONFIG_MAPPING[kind].from_dict(deepcopy(values))  # none of code elsewhere
         made = getattr(transformers, names[0])
     except Exception as error:
         raise refusal(where, f"transformers cannot read its config: {error}") from error
@@ -96,8 +97,11 @@ def silent() -> Iterator[None]:
 def count_sizes(fields: Fields) -> ModelSizes:
     """Return the sizes of a config.json's model. Raises CheckpointError naming the file and the reason."""
     made, config = class_of(fields)
-    with silent(), torch.device("meta"):
-        net = made(config)
+    try:
+        with silent(), torch.device("meta"):
+            net = made(config)
+    except Exception as error:
+        raise refusal(str(fields.path), f"its class fails with {type(error).__name__}: {error}") from error
     hidden, layers = config.hidden_size, config.num_hidden_layers
     widths = [part.out_features for part in base_of(net).modules() if isinstance(part, nn.Linear)]
     chosen = getattr(config, "num_experts_per_tok", None) or 1

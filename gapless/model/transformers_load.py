@@ -5,6 +5,7 @@ Only classes of the installed package run, never code of a checkpoint or of the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -34,7 +35,7 @@ from gapless.model.transformers_backend import (
 from gapless.model.transformers_config import base_of, class_of, refusal, silent
 from gapless.model.weights import mapped_tensors
 
-_WINDOWS = {"sliding_window": 1, "attention_chunk_size": 1, "local_attention": 2}
+_SHRUNK = {"sliding_window": 1, "attention_chunk_size": 1, "local_attention": 2}
 """Fields of configs that size windows and chunks, in times of these"""
 
 
@@ -57,6 +58,7 @@ def load(
             _fix_ropes(net, max_model_len)
             _ask_for_grouped_experts(net)
             layers = survey(net, where)
+            _refuse_own_positions(net, max_model_len, where)
             _check(net, layers, kernels if device == net.device else plain.KERNELS, where)
             net.to(device)
             _check_experts(net, dtype, where)
@@ -87,6 +89,20 @@ def _check(net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, w
     check(logits, TransformersModel(ours, small, kernels, TOKENS, torch.float32), net.device, where)
 
 
+def _refuse_own_positions(net: Any, max_model_len: int, where: str) -> None:
+    """Refuse layers that read positions from a cache of transformers'. Llama 4's do so to scale queries far behind."""
+    forwards = {type(module).forward for module in base_of(net).modules()}
+    given = [forward for forward in forwards if "position_ids" not in inspect.signature(forward).parameters]
+    if not any("get_seq_length" in inspect.getsource(forward) for forward in given):
+        return
+    tuned, first = getattr(net.config, "attn_temperature_tuning", None), getattr(net.config, "floor_scale", 0)
+    if tuned is None:
+        raise refusal(where, "its layers read positions from a cache of their class")
+    if tuned and max_model_len >= first:
+        rule = f"attn_temperature_tuning scales from floor_scale ({first}) tokens on: lower --max-model-len below that"
+        raise refusal(where, rule)
+
+
 @contextmanager
 def _parameters_as_read() -> Iterator[None]:
     """Let classes initialise modules with buffers alone: Youtu's overwrites a part of the embedding that was read."""
@@ -112,7 +128,7 @@ def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: 
     homes: dict[str, Path] = {}
     tensors = {}
     for path, name, tensor in mapped_tensors(directory):
-        homes[name], tensors[name] = path, tensor
+        homes[name], tensors[name] = path, tensor.clone()  # the file may change
     net, found = made.from_pretrained(
         None,
         config=config,
@@ -199,7 +215,7 @@ def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str, c
         if isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:count])
     config.num_hidden_layers = count
-    for name, times in _WINDOWS.items():
+    for name, times in _SHRUNK.items():
         if isinstance(size := getattr(config, name, None), int):
             setattr(config, name, min(size, times * SMALL_WINDOW))
     config._attn_implementation = attention

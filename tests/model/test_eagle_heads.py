@@ -50,6 +50,7 @@ def tensors_of(params):
         ("num_hidden_layers", 2, "must be 1"),
         ("architectures", ["LlamaForCausalLM"], "LlamaForCausalLMEagle3"),
         ("norm_before_fc", True, "must be false"),
+        ("hidden_act", "gelu", "must be silu"),
         ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}, "different layers of the model"),
         ("eagle_config", {"eagle_aux_hidden_state_layer_ids": "all"}, "different layers of the model"),
     ],

@@ -19,8 +19,10 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.engine import checkers
 from gapless.kernels import native, plain
 from gapless.model import transformers_backend, transformers_load
+from gapless.model.fields import Fields
 from gapless.model.loader import load_model
 from gapless.model.self_check import paged_logits, tokens
+from gapless.model.transformers_config import count_sizes
 
 CPU = torch.device("cpu")
 
@@ -39,8 +41,10 @@ def saved(row: Row, path: Path, **fields: object) -> Path:
     return path
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> transformers_backend.TransformersModel:
-    return transformers_load.load(path, dtype, CPU, native.load() or plain.KERNELS, 64)
+def load(
+    path: Path, dtype: torch.dtype = torch.float32, max_model_len: int = 64
+) -> transformers_backend.TransformersModel:
+    return transformers_load.load(path, dtype, CPU, native.load() or plain.KERNELS, max_model_len)
 
 
 @pytest.mark.parametrize("family", SERVED)
@@ -210,3 +214,25 @@ def test_transformers_is_not_imported_when_a_native_model_is_loaded() -> None:
         "load_model(EngineConfig(model='demo'), torch.device('cpu')); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_config_chooses_no_implementation_of_attention(tmp_path: Path) -> None:
+    asked = {"_attn_implementation": "some/kernel", "attn_implementation": "flash_attention_2"}
+    saved(SERVED["olmo"], tmp_path, **asked, experts_implementation="deepgemm")
+    assert count_sizes(Fields.of_file(tmp_path / "config.json")).layers == 2
+    load(tmp_path)
+
+
+def test_llama4_is_refused_when_sequences_reach_its_scaled_positions(tmp_path: Path) -> None:
+    saved(SERVED["llama4"], tmp_path, floor_scale=64)
+    load(tmp_path, max_model_len=63)
+    with pytest.raises(CheckpointError, match="attn_temperature_tuning scales from floor_scale"):
+        load(tmp_path, max_model_len=64)
+
+
+def test_weights_are_copies_when_the_file_has_their_dtype(tmp_path: Path) -> None:
+    model = load(saved(SERVED["olmo"], tmp_path))
+    before = model.base.embed_tokens.weight.clone()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(model.base.embed_tokens.weight, before)

@@ -52,6 +52,8 @@ class HeadConfig(NamedTuple):
         ):
             if found != wanted:
                 raise fields.error(name, f"must be {wanted}, for this model", found)
+        if not layer.spec.plain:
+            raise fields.error("hidden_act", "must be silu: other heads are not supported")
         for name in ("attention_bias", "mlp_bias", "norm_before_fc", "fc_norm"):
             if fields.flag(name, False):
                 raise fields.error(name, "must be false: such heads are not supported")

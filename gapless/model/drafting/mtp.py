@@ -78,6 +78,11 @@ def load_mtp(directory: Path, model: Decoder) -> MtpParams:
     """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
     the file and the tensor."""
     config, names, device = model.config, tensor_names(directory), model.device
+    if not model.spec.plain or 0 not in model.ropes:
+        raise CheckpointError(
+            f"{directory}: MTP layers are computed for decoders with an RMSNorm before each half of a layer, and a "
+            "gated SiLU: set speculative_config.method to another one"
+        )
     known = families(len(model.spec.layers))
     family = next((family for family in known if f"{family.join}.weight" in names), None)
     if family is None:

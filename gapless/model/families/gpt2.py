@@ -37,6 +37,8 @@ def _read(fields: Fields) -> ModelSpec:
     hidden, heads = _size(fields, "n_embd", "hidden_size", 768), _size(fields, "n_head", "num_attention_heads", 12)
     if hidden % heads:
         raise fields.error("n_head", f"must divide n_embd ({hidden})", heads)
+    if hidden // heads % 2:
+        raise fields.foreign("n_head", f"must give heads an even width of n_embd ({hidden})", heads)
     for name in _OTHER:
         if fields.flag(name, False):
             raise fields.foreign(name, "must be false: attention is scaled by the width of heads alone")

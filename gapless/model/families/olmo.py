@@ -37,7 +37,7 @@ def _olmo3(fields: Fields) -> ModelSpec:
         replace(layer, attention=replace(windowed(attention, size), rope=1 if size else 0))
         for size in windows(fields, sizes.layers, window_size(fields), lambda number: (number + 1) % 4 != 0)
     ]
-    return sizes.model(fields, layers, _norm(fields), ropes=read_ropes(fields, 500_000.0, 500_000.0))
+    return sizes.model(fields, layers, _norm(fields), ropes=read_ropes(fields, 500_000.0, 500_000.0, local=""))
 
 
 OLMO2 = Family(("olmo2",), _olmo2)
