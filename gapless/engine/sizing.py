@@ -18,8 +18,8 @@ from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
 from gapless.loop.spec import Sizes
 from gapless.model.config import ModelConfig, model_length
-from gapless.model.decoder import Decoder
 from gapless.model.loader import dtype_of
+from gapless.model.seam import LoadedModel
 from gapless.pace.draft_gate import ENDING
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
 
@@ -32,7 +32,7 @@ GRAPH_BYTES = 2 << 20
 """GPU memory of one captured graph: some KB for each of several hundred kernels."""
 
 
-def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: Decoder, device: Device) -> Sizes:
+def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device) -> Sizes:
     """Return rows, pages and step budget from the config and the memory left after the weights.
 
     Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
@@ -80,7 +80,9 @@ def _places(config: EngineConfig) -> int:
     return 1 + (config.speculation.num_speculative_tokens if config.speculation else 0)
 
 
-def _kv_bytes(config: EngineConfig, model: Decoder, device: Device, rows: int, step_tokens: int, max_len: int) -> int:
+def _kv_bytes(
+    config: EngineConfig, model: LoadedModel, device: Device, rows: int, step_tokens: int, max_len: int
+) -> int:
     free, total = device.memory()
     if not device.caps.own_memory:
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
@@ -103,7 +105,7 @@ class StepBytes(NamedTuple):
     """Driver memory of the graphs themselves"""
 
 
-def step_bytes(config: EngineConfig, model: Decoder, caps: Caps, rows: int, step_tokens: int) -> StepBytes:
+def step_bytes(config: EngineConfig, model: LoadedModel, caps: Caps, rows: int, step_tokens: int) -> StepBytes:
     drafted = (min(rows, caps.drafted_rows) + ENDING) * _places(config) if config.speculation else 0
     wide, vocab = max(rows + CHUNK_COUNTS[-1], drafted), model.vocab_size  # captured steps are filled up by chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. A head's

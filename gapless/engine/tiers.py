@@ -12,8 +12,8 @@ from gapless.base.peers import with_key
 from gapless.loop.loop import Loop
 from gapless.loop.spec import HostSizes
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
-from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import fingerprint
+from gapless.model.seam import LoadedModel
 from gapless.offload.below import LowerTiers
 from gapless.offload.tiers.link import Adopt
 from gapless.offload.tiers.peer import SHELF_BYTES, PeerWorker, open_peer_tier
@@ -61,13 +61,15 @@ class EngineTiers:
                 f"dummy {self._config.base_seed}" if dummy else fingerprint(resolve_model_dir(self._config.model))
             )
 
-    def name(self, model_config: ModelConfig, model: Decoder, device: str) -> str:
+    def name(self, model_config: ModelConfig, model: LoadedModel, device: str) -> str:
         """Return a name of everything that KV depends on, so that equal digests mean equal KV, with tiers also in other
         processes."""
         config = self._config
         head = config.speculation.in_pages if config.speculation else ""
         if not self.kinds:
-            name = f"{config.model}|{config.load_format}|{config.base_seed}|{model.dtype}|{config.batch_invariant}"
+            length = model_length(config, model_config)
+            what = f"{model_config.impl}|{length}|{model.dtype}|{config.batch_invariant}"
+            name = f"{config.model}|{config.load_format}|{config.base_seed}|{what}"
             return f"{name}|{head}" if head else name
         before = self._weights
         self.look_at_weights()

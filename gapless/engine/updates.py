@@ -12,7 +12,7 @@ from gapless.device import Device
 from gapless.engine.on_device import on_device
 from gapless.engine.seam import Answer
 from gapless.loop.loop import Loop
-from gapless.model.decoder import Decoder
+from gapless.model.seam import LoadedModel
 from gapless.model.update import NewWeights, put_weights, read_weights
 
 log = logging.getLogger("gapless.engine")
@@ -25,7 +25,7 @@ class WeightUpdates:
     no page of the old weights, in any tier or peer: all pages have new names.
     """
 
-    def __init__(self, loop: Loop, model: Decoder, device: Device, name: str) -> None:
+    def __init__(self, loop: Loop, model: LoadedModel, device: Device, name: str) -> None:
         """`name` identifies everything that KV depends on."""
         self.waits = False
         """Whether new requests wait: the weights are read, and the loop's requests are ending."""

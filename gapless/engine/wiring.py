@@ -35,9 +35,9 @@ from gapless.loop.loop import Loop
 from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
-from gapless.model.decoder import Decoder
 from gapless.model.drafting import DRAFTERS
 from gapless.model.loader import dtype_of, load_drafter, load_model
+from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
@@ -75,7 +75,7 @@ class Loaded(NamedTuple):
     device: Device
     kernels: Kernels
     processors: tuple[Processor, ...]
-    model: Decoder
+    model: LoadedModel
     drafting: Speculation | None
     files: AdapterFiles | None
     adapters: Adapters | None
@@ -233,7 +233,7 @@ def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
         loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
 
 
-def speculation(config: EngineConfig, device: Device, model: Decoder) -> Speculation | None:
+def speculation(config: EngineConfig, device: Device, model: LoadedModel) -> Speculation | None:
     asked = config.speculation
     if asked is None:
         return None

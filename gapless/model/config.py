@@ -57,7 +57,7 @@ class ModelConfig:
     def length_limit(self) -> int:
         """Longest sequence that the position encoding is made for, in tokens."""
         longest = self.max_position_embeddings
-        for rope in self.spec.ropes[:1]:
+        for rope in self.spec.ropes if len(self.spec.ropes) == 1 else ():
             stretched = {"yarn": rope.original_max, "linear": longest, "dynamic": longest}
             return max(longest, int(stretched.get(rope.type, 0) * rope.factor))
         return longest

@@ -150,7 +150,8 @@ class Decoder:
         shared = params.head is params.embedding and hasattr(self.head, "rows")
         self.embedding = None if shared else params.embedding
         self.positions = params.positions
-        self.embedding_factor = float(torch.tensor(self.spec.embedding_factor, dtype=self.dtype))
+        factor = self.spec.embedding_factor
+        self.embedding_factor = float(torch.tensor(factor, dtype=self.dtype)) if self.spec.factor_rounded else factor
         self.bounded = kernels.bounded
         self.vocab_size, self.max_model_len = self.spec.vocab_size, max_model_len
         self.adapters = adapters

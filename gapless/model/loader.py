@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from gapless.model.families import family_of
 from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.registry import Impl
+from gapless.model.seam import LoadedModel
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
@@ -33,7 +33,7 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> Any:
+def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> LoadedModel:
     """Build the model of `config.model` on `device`, in `config.dtype`: a `Decoder`, or a `TransformersModel`.
 
     Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
@@ -50,17 +50,19 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
     joins = adapted and any(way.adapts for way in kernels.ways) and model.layout == DENSE.name
+    joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
-    return make(model, params, length, kernels, tables, spare)
+    made: LoadedModel = make(model, params, length, kernels, tables, spare)
+    return made
 
 
 def _by_transformers(
     config: EngineConfig, directory: Path, model: ModelConfig, device: torch.device, kernels: Kernels
-) -> Any:
+) -> LoadedModel:
     """Make the model by the Transformers backend. Raises as `load_model`."""
     in_pages = config.speculation and config.speculation.in_pages
     for name, asked, why in (
@@ -108,13 +110,14 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
     return 1
 
 
-def load_drafter(config: EngineConfig, model: Decoder, rows: int) -> RecurrentHead | DraftModel:
+def load_drafter(config: EngineConfig, model: LoadedModel, rows: int) -> RecurrentHead | DraftModel:
     """Build the drafter of `config.speculative_config` for `rows` rows of `model`, which left it layers of KV.
 
     Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
-    asked, device = config.speculation, model.device
-    assert asked is not None
+    asked = config.speculation
+    assert asked is not None and isinstance(model, Decoder), "the backend refuses what drafts in its pages"
+    device = model.device
     if asked.method == "draft_model":
         return _load_draft_model(config, asked.model, model)
     if asked.method == "mtp":
@@ -130,6 +133,11 @@ def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftM
     directory, device = resolve_model_dir(name), model.device
     small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
     params = _filled(allocate(small, model.dtype, device), config, directory, small)
+    if small.spec.positions and small.spec.positions < model.max_model_len:
+        raise ConfigError(
+            f"speculative_config.model: {name!r} has {small.spec.positions} positions, fewer than max_model_len: lower "
+            f"--max-model-len from {model.max_model_len}, or choose another draft model"
+        )
     share = PageShare.of(model.config, small)
     make = family_of(small.architecture).model or Decoder
     draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)

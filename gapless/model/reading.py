@@ -135,7 +135,8 @@ def read_ropes(
         raise fields.foreign("rope_scaling", "must not be there beside rope_parameters.full_attention")
     full = scaling if scaling.values else full
     base = _base(fields, windowed, local, local_theta) if local else windowed.real("rope_theta", local_theta, above=0.0)
-    return _rope(fields, full, _base(fields, full, "rope_theta", theta)), _rope(fields, windowed, base)
+    whole = _rope(fields, full, _base(fields, full, "rope_theta", theta), nested=True)
+    return whole, _rope(fields, windowed, base, nested=True)
 
 
 def _base(fields: Fields, rope: Fields, name: str, default: float) -> float:
@@ -146,7 +147,7 @@ def _base(fields: Fields, rope: Fields, name: str, default: float) -> float:
     return theta
 
 
-def _rope(fields: Fields, rope: Fields, theta: float, partial: bool = False) -> RopeConfig:
+def _rope(fields: Fields, rope: Fields, theta: float, partial: bool = False, nested: bool = False) -> RopeConfig:
     kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
     if rope.text("type", kind) != kind:
         rope.unused("type", "rope_type counts")
@@ -158,7 +159,7 @@ def _rope(fields: Fields, rope: Fields, theta: float, partial: bool = False) -> 
     share = rope.real("partial_rotary_factor", share, above=0.0, high=1.0)
     if share != 1.0 and not partial:
         raise fields.foreign("partial_rotary_factor", "must be 1: heads of this family are rotated whole", share)
-    found = RopeConfig(theta=theta) if kind == "default" else _scaled_rope(fields, rope, kind, theta)
+    found = RopeConfig(theta=theta) if kind == "default" else _scaled_rope(fields, rope, kind, theta, nested)
     return replace(found, share=share)
 
 
@@ -186,12 +187,14 @@ def _check_other_rope(fields: Fields, rope: Fields, other: str, counts: dict[str
         fields.unused(other, f"{rope.prefix.rstrip('.')} counts")
 
 
-def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeConfig:
+def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float, nested: bool) -> RopeConfig:
     longest = fields.whole("max_position_embeddings")
     if kind in ("linear", "dynamic"):
         return RopeConfig(kind, theta, rope.real("factor", above=0.0))
     name = "original_max_position_embeddings"
-    original = fields.whole(name, rope.whole(name, longest))
+    original = rope.whole(name, longest) if nested else fields.whole(name, rope.whole(name, longest))
+    if nested and fields.whole(name, original) != original:
+        raise fields.foreign(name, f"must not differ from the rope's own ({original})")
     if rope.whole(name, original) != original:
         rope.unused(name, f"{name} beside {rope.prefix.rstrip('.')} counts")
     factor = rope.real("factor", None if kind == "llama3" else longest / original, above=0.0)

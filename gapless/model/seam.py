@@ -15,6 +15,8 @@ from torch import Tensor
 
 from gapless.kernels.views import LayerRows, RowBatch
 from gapless.memory.groups import PageGroup
+from gapless.model.adapters import AdapterTables
+from gapless.model.config import ModelConfig
 
 
 class BatchShape(NamedTuple):
@@ -185,3 +187,12 @@ class Model(Protocol):
     def first_layers(self) -> Self:
         """The model cut down to its first layers, whose forwards launch every kernel that the whole one's do."""
         ...
+
+
+class LoadedModel(Model, Protocol):
+    """A model, as an engine knows it."""
+
+    config: ModelConfig
+    spare_layers: int
+    """Layers of its KV memory that it leaves to others"""
+    adapters: AdapterTables | None

@@ -167,9 +167,16 @@ class ModelSpec:
     positions: int = 0
     """Learned embeddings of positions; 0: none"""
     embedding_factor: float = 1.0
+    factor_rounded: bool = False
+    """Whether that is rounded to the model's dtype"""
     logits_factor: float = 1.0
     logits_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0: they do not"""
+
+    def __post_init__(self) -> None:
+        shapes = {(one.attention.kv_heads, one.attention.head_dim, one.group) for one in self.layers}
+        assert len(shapes) <= 1, "layers differ in heads of keys or page groups, and one KV memory has them all"
+        assert self.norm.centered or not self.norm.bias, "RMSNorm has no bias"
 
     @property
     def layer(self) -> LayerSpec:

@@ -24,7 +24,9 @@ from gapless.kernels.matrix import Linear, dense
 from gapless.kernels.seam import Kernels
 from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
+from gapless.model.adapters import AdapterTables
 from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
+from gapless.model.config import ModelConfig
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.self_check import tokens
 from gapless.model.transformers_config import base_of, refusal
@@ -207,7 +209,7 @@ class _Before(nn.Module):
 class TransformersModel:
     """A decoder of transformers, on one device. Implements the `Model` protocol."""
 
-    config: Any
+    config: ModelConfig
 
     def __init__(
         self, net: Any, layers: dict[nn.Module, AttendedLayer], kernels: Kernels, max_model_len: int,
@@ -221,6 +223,7 @@ class TransformersModel:
         self.head._modules = {name: self.before if part is self.base else part for name, part in parts}
         self.vocab_size, self.dtype = net.config.vocab_size, dtype
         self.bounded, self.spare_layers = kernels.bounded, 0
+        self.adapters: AdapterTables | None = None
         sizes = [layer.sizes for layer in layers.values()]
         self.heads, self.kv_heads = sizes[0].heads, sizes[0].kv_heads
         dim = max(max(one.key_dim, one.value_dim) for one in sizes)

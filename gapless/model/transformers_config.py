@@ -43,8 +43,8 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
     """Return the class and the config of a config.json. Raises CheckpointError for a model that cannot be served, with
     the reason."""
     names, kind, where = fields.get("architectures"), fields.get("model_type"), str(fields.path)
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise fields.error("architectures", "must name one class")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise fields.error("architectures", "must name a class")
     if fields.get("auto_map"):
         why = "auto_map asks for code from the model directory, which is never run; remove the field if the class of "
         raise refusal(where, why + "transformers computes the same")

@@ -22,6 +22,7 @@ from gapless.model.fingerprint import digest_of
 from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
 from gapless.model.registry import Impl
+from gapless.model.seam import LoadedModel
 from gapless.model.weights import own_head
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files")
@@ -72,11 +73,12 @@ def _differences(name: str, new: Any, old: Any) -> Iterator[tuple[str, Any, Any]
         yield name, new, old
 
 
-def put_weights(model: Decoder, params: Params) -> Iterator[bool]:
+def put_weights(model: LoadedModel, params: Params) -> Iterator[bool]:
     """Copy the weights over the model's own, a layer at each step, and return True.
 
     Nothing else may run meanwhile.
     """
+    assert isinstance(model, Decoder), "weights of other models are not read"
     for block, layer in zip(model.blocks, params.layers, strict=True):
         for name in PRODUCTS:
             refill(getattr(block, name).linear, getattr(layer, name))

@@ -131,9 +131,10 @@ def _find(
             if tensor not in headers[name]:
                 raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
     found = {tensor for header in headers.values() for tensor in header}
+    embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
     if not any(tensor.startswith(names.base) for tensor in found):
         slots = {name.removeprefix(names.base): slot for name, slot in slots.items()}
-    embedding, head = f"{names.embedding}.weight", f"{names.head}.weight"
+        embedding = embedding.removeprefix(names.base)
     unread = {tensor for tensor in found if tensor.endswith(names.unread)} | {*unused}
     if embedding in slots and head not in slots:  # tied: either name will do
         if head in found and embedding not in found:

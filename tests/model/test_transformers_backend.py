@@ -75,7 +75,7 @@ def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str
         ({"vision_config": {"hidden_size": 8}}, "pictures"),
         ({"model_type": "no-such-model"}, "has no decoder"),
         ({"architectures": ["OlmoForSequenceClassification"]}, "has no decoder"),
-        ({"architectures": None}, "must name one class"),
+        ({"architectures": None}, "must name a class"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"transformers_weights": "https://example.com/x"}, "its class fails with ValueError"),
     ],

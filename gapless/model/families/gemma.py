@@ -74,7 +74,7 @@ def _cap(fields: Fields, name: str, default: float) -> float:
 
 def _model(fields: Fields, sizes: CommonSizes, layers: Iterable[LayerSpec], **more: Any) -> ModelSpec:
     norm = NormSpec(fields.real("rms_norm_eps", 1e-6, above=0.0))
-    return sizes.model(fields, layers, norm, tied=True, embedding_factor=sizes.hidden**0.5, **more)
+    return sizes.model(fields, layers, norm, tied=True, embedding_factor=sizes.hidden**0.5, factor_rounded=True, **more)
 
 
 _READS = frozenset({"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping"})

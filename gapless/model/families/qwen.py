@@ -12,8 +12,8 @@ from gapless.model.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Nor
 
 def _model(fields: Fields, sizes: CommonSizes, attention: AttentionSpec) -> ModelSpec:
     first = fields.whole("max_window_layers", 28, low=0)
-    size = 0 if fields.null("sliding_window") else fields.whole("sliding_window", 4096)
-    window = size if fields.flag("use_sliding_window", False) else 0
+    none = fields.null("sliding_window") or not fields.flag("use_sliding_window", False)
+    window = 0 if none else fields.whole("sliding_window", 4096)
     mlp = MlpSpec(sizes.middle, sizes.activation(fields))
     layers = [
         LayerSpec(windowed(attention, size), mlp)
