@@ -190,7 +190,7 @@ class Model(Protocol):
 
 
 class LoadedModel(Model, Protocol):
-    """A model, as an engine knows it."""
+    """A model, as an engine holds it."""
 
     config: ModelConfig
     spare_layers: int
