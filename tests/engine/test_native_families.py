@@ -51,7 +51,7 @@ class Saved:
         return found[len(ids) :]
 
 
-@pytest.fixture(scope="module", params=sharpest(FAMILIES, 7))
+@pytest.fixture(scope="module", params=sharpest(FAMILIES, 4))
 def saved(request, tmp_path_factory):
     return Saved(reference(request.param), tmp_path_factory.mktemp(request.param), request.param)
 

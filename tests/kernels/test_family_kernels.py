@@ -19,7 +19,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
-@runs("family", FAMILIES, on=("native", "interpreter", "cuda"), keep=8)
+@runs("family", FAMILIES, on=("native", "interpreter", "cuda"), keep=4)
 def test_a_family_has_the_logits_of_transformers(implementation, family, tmp_path):
     theirs = reference(family)
     theirs.save_pretrained(tmp_path)

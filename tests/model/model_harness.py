@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 from model.paging_driver import VOCAB
@@ -65,6 +66,9 @@ FAMILIES = {
 }
 # fmt: on
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+QUICK = ("llama-biased", "qwen3", "gpt2", "cohere2", "olmo3", "gemma2", "gemma3", "granite", "phi3-part")
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.seeds) for name in FAMILIES]
+"""The families for parametrize: `make prove` runs those that differ less from others"""
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

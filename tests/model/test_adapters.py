@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from adapter_files import additions, random_weights, write_adapter
-from model_harness import FAMILIES, reference, reference_logits
+from model_harness import EVERY, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 from specs import resized
 
@@ -47,7 +47,7 @@ class AdaptedDriver(Driver):
         return shape, inputs._replace(adapters=tokens)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=EVERY)
 def family(request, tmp_path_factory):
     """Our model with adapters in its slots, and those of transformers that they are merged into."""
     theirs, directory = reference(request.param), tmp_path_factory.mktemp(request.param)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_harness import FAMILIES, SIZES, reference
+from model_harness import EVERY, SIZES, reference
 from paging_driver import load
 from sharpest import sharpest
 from tiny_models import tiny_config
@@ -59,7 +59,7 @@ OTHER_ROPES = ("gpt2", "gemma3", "olmo3", "phi3")
 WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 @pytest.mark.parametrize("changes", sharpest(SAVED, 2))
 def test_a_config_that_transformers_saves_has_no_warning(tmp_path, family, changes):
     windows = WINDOWS_OFF if family.startswith("qwen") else {}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from model_harness import FAMILIES, reference, reference_logits
+from model_harness import EVERY, reference, reference_logits
 from paging_driver import Driver, Sequence, load, prompt, relative_error
 from sharpest import sharpest
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 257, 2000)
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=EVERY)
 def pair(request, tmp_path_factory):
     """A model of transformers and ours, loaded from its files."""
     theirs = reference(request.param)

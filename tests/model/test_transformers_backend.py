@@ -47,7 +47,12 @@ def load(
     return transformers_load.load(path, dtype, CPU, native.load() or plain.KERNELS, max_model_len)
 
 
-@pytest.mark.parametrize("family", SERVED)
+QUICK = ("deepseek-v3", "gemma3", "gpt-oss", "gpt2", "llama4", "mixtral", "olmo2", "opt", "phi3-longrope")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.seeds) for name in SERVED]
+)
 def test_a_model_has_the_logits_of_its_class_when_it_runs_over_pages(family: str, tmp_path: Path) -> None:
     net = make(SERVED[family])
     net.save_pretrained(tmp_path)
