@@ -29,7 +29,7 @@ class Slot(NamedTuple):
     target: Tensor
     shape: tuple[int, ...]
     """The tensor's shape in the checkpoint"""
-    put: Callable[[Tensor], Tensor] | None = None
+    arrange: Callable[[Tensor], Tensor] | None = None
     """Makes the contents of `target` of it; None if they are a copy, or repeat it"""
 
     @classmethod
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
         return cls(target, tuple(target.shape))
 
     def fill(self, read: Tensor) -> None:
-        self.target.copy_(read if self.put is None else self.put(read))
+        self.target.copy_(read if self.arrange is None else self.arrange(read))
 
 
 class Layer(NamedTuple):
@@ -192,7 +192,7 @@ def _layer_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, layer: La
 
 def _norm_slots(name: str, norm: NormWeights, names: TensorNames) -> dict[str, Slot]:
     slot = Slot.of(norm.weight)
-    found = {f"{name}.weight": slot._replace(put=_plus_one) if names.norms_lack_one else slot}
+    found = {f"{name}.weight": slot._replace(arrange=_plus_one) if names.norms_lack_one else slot}
     return found if norm.bias is None else found | {f"{name}.bias": Slot.of(norm.bias)}
 
 
@@ -206,11 +206,11 @@ def _part_slot(part: Tensor, name: str, spec: ModelSpec, kind: LayerSpec, names:
     order = rope_rows(spec, kind, names, name, number)
     shape = tuple(part.shape[::-1] if turned else part.shape)
 
-    def put(read: Tensor) -> Tensor:
+    def arrange(read: Tensor) -> Tensor:
         read = read.mT if turned else read
         return read if order is None else read[order]
 
-    return Slot(part, shape, put if turned or order is not None else None)
+    return Slot(part, shape, arrange if turned or order is not None else None)
 
 
 def rope_rows(spec: ModelSpec, kind: LayerSpec, names: TensorNames, name: str, number: int) -> Tensor | None:
@@ -236,11 +236,11 @@ def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, norm: T
     for name, part in ((names.q_norm, norm[: at.heads]), (names.k_norm, norm[at.heads :])):
         shape = (at.head_dim,) if at.qk_norm is QKNorm.HEAD else (part.numel(),)
 
-        def put(read: Tensor) -> Tensor:
+        def arrange(read: Tensor) -> Tensor:
             heads = read.float().view(-1, at.head_dim)
             return (heads if order is None else heads[:, order]) + (1 if names.norms_lack_one else 0)
 
-        found[f"{name}.weight"] = Slot(part, shape, put)
+        found[f"{name}.weight"] = Slot(part, shape, arrange)
     return found
 
 

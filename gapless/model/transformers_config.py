@@ -17,6 +17,7 @@ from torch import nn
 from transformers.integrations import hub_kernels
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
 
 from gapless.base.errors import CheckpointError
 from gapless.model.fields import Fields
@@ -66,6 +67,8 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
     for name, why in _NO_DECODERS.items():
         if getattr(config, name, None):
             raise refusal(where, f"{name}: {why}")
+    if kind == "phimoe":
+        raise refusal(where, f"{names[0]} copies frequencies from the host in every forward")
     if made._is_stateful:
         raise refusal(where, f"{names[0]} keeps a state beside keys and values")
     if not made._supports_attention_backend:
@@ -104,6 +107,7 @@ def count_sizes(fields: Fields) -> ModelSizes:
         raise refusal(str(fields.path), f"its class fails with {type(error).__name__}: {error}") from error
     hidden, layers = config.hidden_size, config.num_hidden_layers
     widths = [part.out_features for part in base_of(net).modules() if isinstance(part, nn.Linear)]
+    widths += [part.nf for part in base_of(net).modules() if isinstance(part, Conv1D)]
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     experts = [part for part in net.modules() if hasattr(part, "_is_expert_parallel")]
     widths += [chosen * weight.shape[1] for part in experts for weight in part.parameters()]

@@ -67,7 +67,7 @@ def other_shape(tmp_path_factory):
     """A random model of the demo's vocabulary, whose layers of KV have another size than the demo's."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
-        vocab_size=read_model_config(weights_dir()).vocab_size, hidden_size=48, intermediate_size=64,
+        vocab_size=read_model_config(weights_dir()).spec.vocab_size, hidden_size=48, intermediate_size=64,
         num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=16, max_position_embeddings=512,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
