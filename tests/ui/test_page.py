@@ -196,7 +196,7 @@ def test_every_control_is_reached_by_keyboard(page, load):
     assert page.evaluate("gapless.view.heldEnd") == pytest.approx(end)
     page.keyboard.press("+")
     assert page.evaluate("gapless.view.span") == 1000
-    for _ in range(3):  # so that the idle times of a slow machine are in sight too
+    for _ in range(6):  # so that the idle times of a slow machine are in sight too
         page.keyboard.press("-")
     page.keyboard.press("ArrowUp")
     first = page.locator("#detail").text_content()
