@@ -145,7 +145,7 @@ class Decoder:
         ways = kernels.ways if self.spec.plain else ()
         self.ways = [(most, way) for way in ways if (most := way.most(products))]
         """The faster ways of these products, each with its most rows"""
-        self.head = kernels.linear(dense(params.head, params.head_bias))
+        self.head = kernels.linear(dense(params.head))
         # A tied embedding whose head can give its rows needs no memory of its own.
         shared = params.head is params.embedding and hasattr(self.head, "rows")
         self.embedding = None if shared else params.embedding

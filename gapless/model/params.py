@@ -83,8 +83,6 @@ class Params(NamedTuple):
     """[vocab, hidden]"""
     positions: Tensor | None = None
     """[positions, hidden] learned embeddings of positions"""
-    head_bias: Tensor | None = None
-    """[vocab]"""
 
 
 class _Maker(NamedTuple):
@@ -124,7 +122,7 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
     assert norm is not None
     head = embedding if spec.tied else torch.empty_like(embedding)
     positions = make.tensor(spec.positions, spec.hidden_size) if spec.positions else None
-    return Params(embedding, layers, norm, head, positions, make.tensor(spec.vocab_size) if spec.head_bias else None)
+    return Params(embedding, layers, norm, head, positions)
 
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
@@ -162,8 +160,6 @@ def slots(config: ModelConfig, params: Params) -> dict[str, Slot]:
         found[f"{names.positions}.weight"] = Slot.of(params.positions)
     if not spec.tied:
         found[f"{names.head}.weight"] = Slot.of(params.head)
-    if params.head_bias is not None:
-        found[f"{names.head}.bias"] = Slot.of(params.head_bias)
     for i, layer in enumerate(params.layers):
         found |= _layer_slots(spec, spec.layers[i], names, layer, names.layer.format(i))
     return found
@@ -272,7 +268,8 @@ def _tensors(params: Params) -> Iterator[Tensor]:
         yield from layer.tensors()
     if params.head is not params.embedding:
         yield params.head
-    yield from (extra for extra in (params.positions, params.head_bias) if extra is not None)
+    if params.positions is not None:
+        yield params.positions
 
 
 def _norms(params: Params) -> Iterator[Tensor]:

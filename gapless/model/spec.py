@@ -163,7 +163,6 @@ class ModelSpec:
     norm: NormSpec
     ropes: tuple[RopeConfig, ...] = (RopeConfig(),)
     tied: bool = False
-    head_bias: bool = False
     positions: int = 0
     """Learned embeddings of positions; 0: none"""
     embedding_factor: float = 1.0

@@ -88,7 +88,7 @@ def put_weights(model: LoadedModel, params: Params) -> Iterator[bool]:
             block.qk_norm.copy_(layer.qk_norm)
         yield True
     _copy_norm(model.last_norm, params.norm)
-    refill(model.head, dense(params.head, params.head_bias))
+    refill(model.head, dense(params.head))
     for own, new in ((model.embedding, params.embedding), (model.positions, params.positions)):
         if own is not None and new is not None:
             own.copy_(new)
