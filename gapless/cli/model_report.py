@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gapless.base.progress import in_bytes
-from gapless.kernels.kinds import Activation, Reach
+from gapless.kernels.kinds import Reach
 from gapless.model.config import ModelConfig
 from gapless.model.registry import Impl
-from gapless.model.spec import LayerSpec, ModelSpec, NormOrder, QKNorm
+from gapless.model.spec import LayerSpec, ModelSpec
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WORKS = "chunked prompts, prefix cache, KV tiers, preemption, log-probabilities, structured output, penalties"
@@ -31,8 +31,8 @@ def rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
                for module in model.names.modules(name)}  # fmt: skip
     yield "works", f"{WORKS}, {HISTORIES}"
     yield "adapters", f"LoRA on {', '.join(sorted(modules))}"
-    heads = "a draft model of the same vocabulary; an EAGLE-3 head for it; MTP layers, if the checkpoint has them"
-    yield "drafts", heads
+    mtp = "; MTP layers, if the checkpoint has them" if model.spec.plain and model.spec.ropes else ""
+    yield "drafts", f"a draft model of the same vocabulary; an EAGLE-3 head of the same heads of keys{mtp}"
     yield "new weights", "/update_weights_from_disk, from checkpoints of the same config.json"
 
 
@@ -49,25 +49,6 @@ def kv_bytes(spec: ModelSpec) -> int:
     return sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in spec.layers)
 
 
-def why_general(spec: ModelSpec) -> list[str]:
-    """Return why fast ways do not serve a model; nothing if they do, see `ModelSpec.plain`."""
-    found: list[str] = ["LayerNorm"] * spec.norm.centered
-    for layer in spec.layers:
-        if layer.order is not NormOrder.PRE:
-            found.append(f"{layer.order.value} norms")
-        if layer.residual != 1:
-            found.append("scaled residuals")
-        if layer.mlp.activation is not Activation.SILU or not layer.mlp.gated:
-            found.append(f"an MLP with {layer.mlp.activation.name}{'' if layer.mlp.gated else ' without a gate'}")
-        if layer.attention.qk_norm is QKNorm.ALL:
-            found.append("a norm of all queries together")
-    if spec.embedding_factor != 1:
-        found.append("scaled embeddings")
-    if spec.positions:
-        found.append("learned positions")
-    return list(dict.fromkeys(found))
-
-
 def _sizes(model: ModelConfig, kv: int) -> Iterator[tuple[str, str]]:
     count = model.sizes.parameters
     yield "parameters", f"{count / 1e6:,.1f} million, {in_bytes(count * ITEM_BYTES[model.dtype])} in {model.dtype}"
@@ -82,8 +63,8 @@ def _kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     product = native.product()
     here = "C++ attention, and C++ products" if native.load() is not None else "plain torch"
     yield "kernels, CPU", f"{here} ({product.path})" if product.path and native.load() is not None else here
-    why = [] if spec.plain else why_general(spec)
-    way = f"one by one in each layer, since it has {', '.join(why)}" if why else "fused for few rows, else one by one"
+    special = ", ".join(spec.special)
+    way = f"one by one in each layer, since it has {special}" if special else "fused for few rows, else one by one"
     yield "kernels, CUDA", f"Triton attention of every kind; a layer's operations are {way}; steps are graphs"
 
 

@@ -117,6 +117,15 @@ class LayerSpec:
     group: int = 0
     """The index of its page group"""
 
+    @property
+    def special(self) -> list[str]:
+        """See `ModelSpec.special`."""
+        mlp, found = self.mlp, [f"{self.order.value} norms"] * (self.order is not NormOrder.PRE)
+        found += ["scaled residuals"] * (self.residual != 1)
+        if mlp.activation is not Activation.SILU or not mlp.gated:
+            found.append(f"an MLP with {mlp.activation.name}{'' if mlp.gated else ' without a gate'}")
+        return found + ["a norm of all queries together"] * (self.attention.qk_norm is QKNorm.ALL)
+
     def within(self, length: int) -> LayerSpec:
         """Return the layer for sequences of at most this length, in tokens: a window that is as long is none."""
         at = self.attention
@@ -183,14 +192,19 @@ class ModelSpec:
         return self.layers[0]
 
     @cached_property
+    def special(self) -> tuple[str, ...]:
+        """Everything that fast ways do not compute, in words."""
+        found = ["LayerNorm"] * self.norm.centered
+        for layer in self.layers:
+            found += layer.special
+        found += ["scaled embeddings"] * (self.embedding_factor != 1) + ["learned positions"] * (self.positions > 0)
+        return tuple(dict.fromkeys(found))
+
+    @property
     def plain(self) -> bool:
-        """Whether every layer is one that fast ways compute: RMSNorm before each half, a gated SiLU, sums and
-        embeddings as they are, and no norm across heads."""
-        simple = (NormOrder.PRE, 1.0, Activation.SILU, True)
-        kinds = {(one.order, one.residual, one.mlp.activation, one.mlp.gated) for one in self.layers}
-        across = any(one.attention.qk_norm is QKNorm.ALL for one in self.layers)
-        added = self.embedding_factor != 1 or self.positions > 0
-        return kinds == {simple} and not (across or added or self.norm.centered)
+        """Whether fast ways compute every layer: RMSNorm before each half, a gated SiLU, sums and embeddings as they
+        are, and no norm across heads."""
+        return not self.special
 
     @cached_property
     def sizes(self) -> ModelSizes:

@@ -8,7 +8,7 @@ import pytest
 
 from gapless.cli import checks
 from gapless.cli.main import main
-from gapless.cli.model_report import rows, why_general
+from gapless.cli.model_report import rows
 from gapless.model import registry
 from gapless.model.config import read_model_config
 
@@ -63,10 +63,9 @@ def test_the_report_of_a_native_model_follows_from_its_config(tmp_path, values, 
         assert [part for part in parts if part not in found[name]] == [], found[name]
 
 
-def test_every_model_without_fast_ways_has_a_reason(tmp_path):
-    for values in (QWEN2, GPT2, COHERE):
-        spec = read_model_config(write(tmp_path, values)).spec
-        assert bool(why_general(spec)) != spec.plain
+def test_mtp_layers_are_offered_when_they_are_computed(tmp_path):
+    for values, offered in ((QWEN2, True), (GPT2, False), (COHERE, False)):
+        assert ("MTP" in dict(rows(read_model_config(write(tmp_path, values))))["drafts"]) == offered
 
 
 def test_doctor_reports_a_refused_model_in_one_line_and_fails(tmp_path, monkeypatch, capsys):
