@@ -282,7 +282,9 @@ def models() -> Lines:
 
     from gapless.model.families import MODEL_FAMILIES
 
-    native = {name: ("native", "yes", "every method") for name in MODEL_FAMILIES}
+    with_mtp = ("MiMo", "Qwen")  # families with checkpoints that have such layers
+    drafts = {name: "every method" if name.startswith(with_mtp) else "all but MTP" for name in MODEL_FAMILIES}
+    native = {name: ("native", "yes", drafts[name]) for name in MODEL_FAMILIES}
     found = {class_name(row): ("transformers", "no", "histories and forms") for row in SERVED.values()} | native
     refused = {class_name(row): (f"refused: {why}", "", "") for row, why in REFUSED.values()}
     lines = _head("architecture", "computed by", "LoRA", "drafts")
