@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gapless.base.config import DEMO_MODEL, LAYOUT_PLUG_INS, EngineConfig
-from gapless.base.errors import CheckpointError, ConfigError
+from gapless.base.errors import ConfigError
 from gapless.base.plug_ins import plug_ins
 from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS
-from gapless.model.registry import Impl, route
+from gapless.model.registry import Impl, longest_of, quantised, route
 from gapless.model.spec import ModelSizes, ModelSpec
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -110,7 +110,7 @@ def read_model_config(directory: Path, known: Collection[str] = (), impl: str = 
     fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
     found = route(fields, impl, known)
     generation, spec = generation_fields(directory, fields), found.spec
-    longest = spec.positions or fields.whole("max_position_embeddings")
+    longest = longest_of(fields, found)
     return ModelConfig(
         architecture=found.architecture,
         spec=spec,
@@ -160,10 +160,7 @@ def _layout(fields: Fields) -> str:
         return "dense"
     method = asked.get("quant_method") if isinstance(asked, dict) else None
     if method not in plug_ins(LAYOUT_PLUG_INS):
-        raise CheckpointError(
-            f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
-            "use the bfloat16, float16 or float32 one"
-        )
+        raise quantised(fields)
     return str(method)
 
 

@@ -31,7 +31,6 @@ from gapless.model.spec import LayerSpec
 from gapless.model.weights import load_weights, mapped_tensors, own_head, tensor_names
 
 HOST = torch.device("cpu")
-_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 
 
 def check_native(directory: Path, kernels: Kernels = plain.KERNELS) -> None:
@@ -80,19 +79,14 @@ def _reference(
     directory: Path, model: ModelConfig, small: ModelConfig, rest: Collection[str]
 ) -> Callable[[Tensor], Tensor]:
     """Return the logits [T, vocab] of ids [T] by the class of transformers, eager and without a cache."""
-    from gapless.model.transformers_config import class_of, silent
+    from gapless.model.transformers_config import class_of, has_class, shrink, silent
+
+    if not has_class(model.architecture):
+        raise ConfigError(f"check: transformers has no {model.architecture} to compare with: start without --check")
 
     fields = Fields.of_file(directory / "config.json")
-    fields.values.pop("auto_map", None)  # code that the family replaces
     made, config = class_of(fields)
-    total, count = len(model.spec.layers), len(small.spec.layers)
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total:
-            setattr(config, name, value[:count])
-    config.num_hidden_layers = count
-    for name in _WINDOW_FIELDS:
-        if isinstance(size := getattr(config, name, None), int):
-            setattr(config, name, min(size, SMALL_WINDOW))
+    shrink(config, len(model.spec.layers), len(small.spec.layers))
     config.tie_word_embeddings = model.spec.tied
     config._attn_implementation = "eager"
     tensors = {name: tensor for _, name, tensor in mapped_tensors(directory) if name not in rest}

@@ -83,6 +83,12 @@ def route(fields: Fields, asked: str = Impl.AUTO, known: Collection[str] = ()) -
     return Route(Impl.TRANSFORMERS, architecture, why, _foreign(fields, architecture), TensorNames())
 
 
+def longest_of(fields: Fields, found: Route) -> int:
+    """Read the longest sequence that a model is made for, in tokens."""
+    names = LENGTHS if found.impl == Impl.TRANSFORMERS else LENGTHS[:1]
+    return found.spec.positions or fields.whole(next((name for name in names if name in fields), LENGTHS[0]))
+
+
 def has_transformers() -> bool:
     """Return whether transformers is installed."""
     return find_spec("transformers") is not None
@@ -202,17 +208,21 @@ def _foreign(fields: Fields, architecture: str) -> CountedSpec:
         rule = f"must be {' or '.join(map(repr, sorted(kinds)))}, as architectures says {architecture}"
         raise fields.error("model_type", rule)
     if fields.get("quantization_config"):
-        raise CheckpointError(
-            f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
-            "use the bfloat16, float16 or float32 one"
-        )
-    longest = next((name for name in LENGTHS if name in fields), LENGTHS[0])
+        raise quantised(fields)
     for name in fields.values:
         fields.get(name)
     return CountedSpec(
-        fields.whole("vocab_size"), 0, (), NormSpec(0.0), (), positions=fields.whole(longest),
+        fields.whole("vocab_size"), 0, (), NormSpec(0.0), (),
         digest=_digest(fields.values), count=partial(_count, fields),
     )  # fmt: skip
+
+
+def quantised(fields: Fields) -> CheckpointError:
+    """Return the error of a checkpoint whose weights are in a layout that is not read."""
+    return CheckpointError(
+        f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
+        "use the bfloat16, float16 or float32 one"
+    )
 
 
 def _count(fields: Fields) -> ModelSizes:

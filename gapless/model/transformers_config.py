@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gapless.base.errors import CheckpointError
 from gapless.model.fields import Fields
+from gapless.model.self_check import SMALL_WINDOW
 from gapless.model.spec import ModelSizes
 
 os.environ["USE_HUB_KERNELS"] = "NO"
@@ -32,7 +33,10 @@ _NO_DECODERS = {
     "vision_config": "it is a model of pictures and text; use a checkpoint of the text model alone",
     "audio_config": "it is a model of sound and text; use a checkpoint of the text model alone",
 }
-"""Fields of configs that refuse, if set, and why"""
+"""Fields that refuse a config of transformers, which fills in defaults, and why"""
+
+_WINDOWS = {"sliding_window": 1, "attention_chunk_size": 1, "local_attention": 2}
+"""Fields of configs that size windows and chunks, in times of these"""
 
 
 def refusal(where: str, why: str) -> CheckpointError:
@@ -40,23 +44,16 @@ def refusal(where: str, why: str) -> CheckpointError:
     return CheckpointError(f"{where}: the Transformers backend cannot serve this model: {why}")
 
 
+def has_class(architecture: str) -> bool:
+    """Return whether transformers has a decoder of this name."""
+    return architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
 def class_of(fields: Fields) -> tuple[type[Any], Any]:
-    """Return the class and the config of a config.json. Raises CheckpointError for a model that cannot be served, with
-    the reason."""
-    names, kind, where = fields.get("architectures"), fields.get("model_type"), str(fields.path)
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise fields.error("architectures", "must name a class")
-    if fields.get("auto_map"):
-        why = "auto_map asks for code from the model directory, which is never run; remove the field if the class of "
-        raise refusal(where, why + "transformers computes the same")
-    if fields.get("quantization_config"):
-        raise refusal(
-            where, "quantization_config: quantised checkpoints are not supported; use the bfloat16 or float32 one"
-        )
-    for name, why in _NO_DECODERS.items():
-        if fields.get(name):
-            raise refusal(where, f"{name}: {why}")
-    if kind not in CONFIG_MAPPING or names[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    """Return the class and the config of a config.json that `registry.route` has accepted. Raises CheckpointError for a
+    model that cannot be served, with the reason."""
+    names, kind, where = fields.values["architectures"], fields.get("model_type"), str(fields.path)
+    if kind not in CONFIG_MAPPING or not has_class(names[0]):
         raise refusal(where, f"transformers {transformers.__version__} has no decoder {names[0]} (model_type {kind!r})")
     try:
         values = {name: value for name, value in fields.values.items() if "_implementation" not in name}
@@ -74,6 +71,17 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
     if not made._supports_attention_backend:
         raise refusal(where, f"{names[0]} has no exchangeable attention (_supports_attention_backend)")
     return made, config
+
+
+def shrink(config: Any, layers: int, count: int) -> None:
+    """Cut a config of this many layers to its first `count`, with small windows."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(config, name, value[:count])
+    config.num_hidden_layers = count
+    for name, times in _WINDOWS.items():
+        if isinstance(size := getattr(config, name, None), int):
+            setattr(config, name, min(size, times * SMALL_WINDOW))
 
 
 def base_of(net: Any) -> nn.Module:

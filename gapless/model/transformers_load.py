@@ -32,11 +32,8 @@ from gapless.model.transformers_backend import (
     survey,
     swap,
 )
-from gapless.model.transformers_config import base_of, class_of, refusal, silent
+from gapless.model.transformers_config import base_of, class_of, refusal, shrink, silent
 from gapless.model.weights import mapped_tensors
-
-_SHRUNK = {"sliding_window": 1, "attention_chunk_size": 1, "local_attention": 2}
-"""Fields of configs that size windows and chunks, in times of these"""
 
 
 def load(
@@ -209,15 +206,8 @@ def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
 def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str, copies: dict[int, Any]) -> Any:
     """Return a model for the check: the first layers of every kind, in float32, with small windows. `copies` are the
     weights in float32, by the ids of the model's own."""
-    config, total = deepcopy(net.config), len(layers)
-    count = first_of_every_kind(base_of(net), layers)
-    for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total:
-            setattr(config, name, value[:count])
-    config.num_hidden_layers = count
-    for name, times in _SHRUNK.items():
-        if isinstance(size := getattr(config, name, None), int):
-            setattr(config, name, min(size, times * SMALL_WINDOW))
+    config = deepcopy(net.config)
+    shrink(config, len(layers), first_of_every_kind(base_of(net), layers))
     config._attn_implementation = attention
     if attention == "eager" and config._experts_implementation:
         config._experts_implementation = "eager"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -66,3 +67,19 @@ def test_transformers_that_is_missing_is_named_with_its_extra(tmp_path, monkeypa
     monkeypatch.setattr(native_check, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"gapless\[transformers\]"):
         check_native(tmp_path)
+
+
+def test_a_family_that_transformers_lacks_is_named(tmp_path):
+    reference("qwen2").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "auto_map": {"AutoConfig": "x.Y"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | mimo))
+    with pytest.raises(ConfigError, match="no MiMoForCausalLM to compare with: start without --check"):
+        check_native(tmp_path)
+
+
+def test_a_checkpoint_that_names_code_is_compared_when_a_family_replaces_it(tmp_path):
+    reference("phi3").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "configuration_phi3.X"}}))
+    check_native(tmp_path)

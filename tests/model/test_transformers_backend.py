@@ -19,6 +19,7 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.engine import checkers
 from gapless.kernels import native, plain
 from gapless.model import transformers_backend, transformers_load
+from gapless.model.config import read_model_config
 from gapless.model.fields import Fields
 from gapless.model.loader import load_model
 from gapless.model.self_check import paged_logits, tokens
@@ -78,9 +79,9 @@ def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str
         ({"auto_map": {"AutoModelForCausalLM": "modeling.py"}}, "auto_map asks for code"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"vision_config": {"hidden_size": 8}}, "pictures"),
-        ({"model_type": "no-such-model"}, "has no decoder"),
-        ({"architectures": ["OlmoForSequenceClassification"]}, "has no decoder"),
-        ({"architectures": None}, "must name a class"),
+        ({"model_type": "no-such-model"}, "model_type must be 'olmo'"),
+        ({"architectures": ["OlmoForSequenceClassification"]}, "a decoder of transformers"),
+        ({"architectures": None}, "must name a model's class"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"transformers_weights": "https://example.com/x"}, "its class fails with ValueError"),
     ],
@@ -88,8 +89,10 @@ def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str
 def test_a_config_is_refused_by_its_field_when_it_asks_for_something_else(
     fields: dict[str, object], why: str, tmp_path: Path
 ) -> None:
+    saved(SERVED["olmo"], tmp_path, **fields)
     with pytest.raises(CheckpointError, match=why):
-        load(saved(SERVED["olmo"], tmp_path, **fields))
+        read_model_config(tmp_path, impl="transformers")
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ REFUSED = {
     "stablelm": (Row("StableLm", _SIZES), _NO_SEAM),
     "t5": (
         Row("T5Config:T5ForConditionalGeneration", {"vocab_size": VOCAB, "d_model": 64, "num_layers": 2}),
-        "is_encoder_decoder",
+        "has no decoder",
     ),
     "xglm": (Row("XGLM", {"vocab_size": VOCAB, "d_model": 64, "ffn_dim": 96, "num_layers": 2}), _NO_SEAM),
 }  # fmt: skip
