@@ -293,7 +293,7 @@ def compared(directory: Path) -> Check:
     from gapless.model.native_check import check_native
 
     check_native(directory)
-    return Check("check", "ok", "logits equal those of the class's own eager run in transformers")
+    return Check("check", "ok", "the logits equal transformers' own, from an eager run of the class")
 
 
 def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:

@@ -47,7 +47,7 @@ class Reads(NamedTuple):
         return self._replace(first=None if self.first is None else self.first[part], end=self.end[part])
 
     def among(self, position: Tensor) -> Tensor:
-        """Whether each query reads the entries at these positions, which are the same for all, or its own."""
+        """Return whether each query reads the entries at `position`: [N] for all queries, or [T, N] by query."""
         before = position < self.end[:, None]
         return before if self.first is None else before & (position >= self.first[:, None])
 

@@ -257,7 +257,7 @@ class Kernels(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether shapes on the device depend on a batch's bound of KV lengths."""
+        """Return whether shapes on the device depend on a batch's bound of KV lengths."""
         return self.chunk_attention is not None
 
     def linear(self, matrix: Matrix) -> Linear:

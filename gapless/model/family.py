@@ -38,9 +38,9 @@ class TensorNames:
     unread: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Ends of the names of tensors that hold no parameters"""
     transposed: bool = False
-    """Whether weights of products are [inputs, outputs]"""
+    """The checkpoint stores products as [inputs, outputs]."""
     norms_lack_one: bool = False
-    """Whether 1 is added to the weights of norms"""
+    """A norm multiplies by 1 + its weight."""
 
     def modules(self, product: str) -> tuple[str, ...]:
         """Return the modules of a product of `LayerSpec.products`."""
@@ -68,6 +68,6 @@ class Family:
     reads: frozenset[str] = frozenset()
     """Fields of `known_fields.OTHER_FORWARD` that `read` reads or checks"""
     code: bool = False
-    """Whether its checkpoints name code (auto_map) that a plain forward replaces"""
+    """Checkpoints name code (auto_map), which the family replaces."""
     model: Callable[..., Any] | None = None
     """Makes the model from the arguments of `Decoder`, a subclass of that; None for itself"""

@@ -86,7 +86,7 @@ def _reference(
 
     fields = Fields.of_file(directory / "config.json")
     made, config = class_of(fields)
-    shrink(config, len(model.spec.layers), len(small.spec.layers))
+    shrink(config, len(model.spec.layers), len(small.spec.layers), SMALL_WINDOW)
     config.tie_word_embeddings = model.spec.tied
     config._attn_implementation = "eager"
     tensors = {name: tensor for _, name, tensor in mapped_tensors(directory) if name not in rest}

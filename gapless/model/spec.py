@@ -60,7 +60,7 @@ class RopeConfig:
     share: float = 1.0
     """Part of a head's dimensions that is rotated, its first ones"""
     interleaved: bool = False
-    """Whether neighbouring dimensions are a pair; else pairs are half of the rotated dimensions apart"""
+    """Neighbouring dimensions are rotated as a pair; else the two are half of the rotated dimensions apart."""
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of rotated dimensions of a head."""
@@ -91,7 +91,7 @@ class AttentionSpec:
     """Index of its rope among the model's; None: no rotation"""
     qk_norm: QKNorm = QKNorm.NONE
     bias: bool = False
-    """Whether queries, keys and values have one"""
+    """The product of queries, keys and values has a bias."""
     output_bias: bool = False
 
 
@@ -176,7 +176,7 @@ class ModelSpec:
     """Learned embeddings of positions; 0: none"""
     embedding_factor: float = 1.0
     factor_rounded: bool = False
-    """Whether that is rounded to the model's dtype"""
+    """The factor of embeddings is rounded to the model's dtype."""
     logits_factor: float = 1.0
     logits_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0: they do not"""

@@ -21,7 +21,6 @@ from transformers.pytorch_utils import Conv1D
 
 from gapless.base.errors import CheckpointError
 from gapless.model.fields import Fields
-from gapless.model.self_check import SMALL_WINDOW
 from gapless.model.spec import ModelSizes
 
 os.environ["USE_HUB_KERNELS"] = "NO"
@@ -73,15 +72,15 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
     return made, config
 
 
-def shrink(config: Any, layers: int, count: int) -> None:
-    """Cut a config of this many layers to its first `count`, with small windows."""
+def shrink(config: Any, layers: int, count: int, window: int) -> None:
+    """Cut a config of this many layers to its first `count`, and its windows to `window` tokens."""
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == layers:
             setattr(config, name, value[:count])
     config.num_hidden_layers = count
     for name, times in _WINDOWS.items():
         if isinstance(size := getattr(config, name, None), int):
-            setattr(config, name, min(size, times * SMALL_WINDOW))
+            setattr(config, name, min(size, times * window))
 
 
 def base_of(net: Any) -> nn.Module:

@@ -207,7 +207,7 @@ def _checked(net: Any, layers: dict[nn.Module, AttendedLayer], attention: str, c
     """Return a model for the check: the first layers of every kind, in float32, with small windows. `copies` are the
     weights in float32, by the ids of the model's own."""
     config = deepcopy(net.config)
-    shrink(config, len(layers), first_of_every_kind(base_of(net), layers))
+    shrink(config, len(layers), first_of_every_kind(base_of(net), layers), SMALL_WINDOW)
     config._attn_implementation = attention
     if attention == "eager" and config._experts_implementation:
         config._experts_implementation = "eager"
