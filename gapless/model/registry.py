@@ -130,8 +130,10 @@ def _unknown(fields: Fields, architecture: str, known: Collection[str]) -> Check
 
 
 def _without_transformers(fields: Fields, architecture: str, failed: ForeignModelError | None) -> CheckpointError:
-    error = failed or _unknown(fields, architecture, ())
-    return type(error)(f"{error}; {EXTRA} brings the Transformers backend, which may compute it")
+    rest = f"{EXTRA} brings the Transformers backend, which may compute it"
+    if failed:
+        return ForeignModelError(f"{failed}; {rest}")
+    return fields.error("architectures", f"has no native family; {rest} ({SERVED})", [architecture])
 
 
 def _refuse(fields: Fields) -> None:
