@@ -307,13 +307,13 @@ class StepGraphs:
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
-        most, places = self.buckets[-1], self.shapes.places[-1:]
+        most = self.buckets[-1]
         rows = [count for count in STAND_IN_ROWS if count < most]
         rows.insert(sum(count >= STAND_IN_ROWS[0] for count in rows), most)  # less padding is worth less than a graph
         chunks = min(most, mixed.chunks[-1])
         sizes = [(count, chunks, 1) for count in rows]
         if self.drafted_beside:
-            sizes.insert(1, (self.drafted_beside[-1], min(chunks, ENDING), *places))
+            sizes.insert(1, (self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
         for (decode, chunks, each), tokens in itertools.product(sizes, mixed.stand_ins):
             key = self.mixed_key(decode, chunks, tokens, each)
             key = key and self._chunk_key(key.batch.decode // each, key.packet.chunks, GOING_ON[-1], tokens, each)
