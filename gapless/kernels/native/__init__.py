@@ -147,24 +147,44 @@ def chosen() -> list[str]:
 
 
 def draft_linear(matrix: Matrix) -> Linear:
-    """Make a layer of a drafting head, which decides no token: it keeps one byte per weight, or two if the processor
-    cannot multiply bytes."""
+    """Make a layer of a drafting head, which decides no token: it keeps one byte per weight."""
     assert matrix.layout is DENSE
-    layer = ByteLinear if torch.ops.gapless.has_byte_dot() else NativeLinear
-    return layer(matrix.tensors[0].float() if layer is ByteLinear else matrix.tensors[0].bfloat16(), matrix.bias)
+    weight = matrix.tensors[0].float()
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return ByteLinear(torch.where(scale > 0, weight / scale, 0).round().char(), scale, None, 0, matrix.bias)
 
 
 class ByteLinear:
-    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32, bfloat16 or float16, with both factors rounded to
-    8-bit whole numbers: the weight by outputs, each row of x by 64 inputs. A row does not depend on the others."""
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] over a weight in 8 or 4 bits, in float32, bfloat16 or float16.
+    Each row of x is rounded to 127 steps either way of the largest of each 64 inputs, of 32 if `group` is no multiple
+    of 64. A row does not depend on the others.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.outputs, self.bias = weight.shape[0], bias
-        self.weight, self.scales = torch.ops.gapless.linear_pack_bytes.default(weight.contiguous())
+    `weight`, `scale` and `zero` are the tensors of `Kind.INT8`, or `Kind.INT4` with `zero`; `group`, of their layout, is
+    a multiple of 32.
+    """
+
+    def __init__(
+        self, weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, bias: Tensor | None = None
+    ) -> None:
+        self.outputs, self.group, self.bias = weight.shape[0], group, bias
+        self.inputs = weight.shape[1] * (1 if zero is None else 2)
+        pack = torch.ops.gapless.linear_pack_bytes.default
+        zero = None if zero is None else zero.contiguous()
+        self.weight, self.packing = pack(weight.contiguous(), scale.contiguous(), zero, group)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        found: Tensor = torch.ops.gapless.linear_bytes.default(x, self.weight, self.scales, self.outputs, self.bias)
-        return found if out is None else out.copy_(found)
+        how = self.weight, self.outputs, self.group, self.packing, self.bias
+        if out is None:
+            found: Tensor = torch.ops.gapless.linear_bytes.default(x, *how)
+            return found
+        torch.ops.gapless.linear_bytes_to.default(x, *how, out)
+        return out
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of this dtype."""
+        how = self.weight, self.outputs, self.inputs, self.group, self.packing
+        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how, dtype)
+        return out
 
 
 class NativeLinear:
