@@ -6,7 +6,7 @@ float32, bfloat16 and float16. All shapes of the seam work; multiples of 16 are 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from gapless.base import host
 from gapless.device import build, compiling
 from gapless.kernels import pages, unpack
-from gapless.kernels.matrix import DENSE, Linear, Matrix
+from gapless.kernels.kinds import BLOCK, WeightKind, WeightLayout
+from gapless.kernels.matrix import Linear, Matrix, round_to
 from gapless.kernels.native import choice
 from gapless.kernels.native.choice import Way
 from gapless.kernels.seam import DecodeBatch, Kernels, MixedBatch
@@ -43,7 +44,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        {DENSE.name: NativeLinear},
+        {WeightKind.DENSE: NativeLinear, WeightKind.INT8: ByteLinear, WeightKind.INT4: ByteLinear},
         ops.rms_norm.default,
         ops.layer_norm.default,
         ops.add_rms_norm.default,
@@ -147,43 +148,46 @@ def chosen() -> list[str]:
 
 
 def draft_linear(matrix: Matrix) -> Linear:
-    """Make a layer of a drafting head, which decides no token: it keeps one byte per weight."""
-    assert matrix.layout is DENSE
-    weight = matrix.tensors[0].float()
-    scale = weight.abs().amax(1, keepdim=True) / 127
-    return ByteLinear(torch.where(scale > 0, weight / scale, 0).round().char(), scale, None, 0, matrix.bias)
+    """Make a layer of a drafting head, which decides no token: it keeps at most one byte per weight."""
+    return ByteLinear.of(matrix) or ByteLinear.of(matrix.multiplied_out())  # type: ignore[return-value]
 
 
 class ByteLinear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] over a weight in 8 or 4 bits, in float32, bfloat16 or float16.
-    Each row of x is rounded to 127 steps either way of the largest of each 64 inputs, of 32 if `group` is no multiple
-    of 64. A row does not depend on the others.
 
-    `weight`, `scale` and `zero` are the tensors of `Kind.INT8`, or `Kind.INT4` with `zero`; `group`, of their layout, is
-    a multiple of 32.
+    Each row of x is rounded to 127 steps either way of the largest of each 64 inputs, or of 32 if the weight's groups
+    are no multiples of 64. Whole numbers are summed up, so a row's bits do not depend on the others, nor on the way.
     """
 
-    def __init__(
-        self, weight: Tensor, scale: Tensor, zero: Tensor | None, group: int, bias: Tensor | None = None
-    ) -> None:
-        self.outputs, self.group, self.bias = weight.shape[0], group, bias
-        self.inputs = weight.shape[1] * (1 if zero is None else 2)
-        pack = torch.ops.gapless.linear_pack_bytes.default
-        zero = None if zero is None else zero.contiguous()
-        self.weight, self.packing = pack(weight.contiguous(), scale.contiguous(), zero, group)
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self | None:
+        """A dense weight is rounded to 8 bits. None for groups that are no multiples of 32."""
+        layout = matrix.layout
+        if layout.kind is WeightKind.FP8 or layout.group % BLOCK:
+            return None
+        return cls(matrix)
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.kind, self.dtype, self.bias = matrix.layout.kind, matrix.dtype, matrix.bias
+        self.group, self.outputs, self.inputs = matrix.layout.group, matrix.outputs, matrix.inputs
+        if self.kind is WeightKind.DENSE:
+            matrix = matrix._replace(tensors=round_to(WeightLayout(WeightKind.INT8), matrix.tensors[0]))
+        weight, scale, *zeros = (tensor.contiguous() for tensor in matrix.tensors)
+        zero = zeros[0] if zeros else None
+        self.weight: Tensor = torch.ops.gapless.linear_pack_bytes.default(weight, scale, zero, self.group)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        how = self.weight, self.outputs, self.group, self.packing, self.bias
+        how = self.weight, self.outputs, self.group, self.bias
         if out is None:
             found: Tensor = torch.ops.gapless.linear_bytes.default(x, *how)
             return found
         torch.ops.gapless.linear_bytes_to.default(x, *how, out)
         return out
 
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of this dtype."""
-        how = self.weight, self.outputs, self.inputs, self.group, self.packing
-        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how, dtype)
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of the model's dtype."""
+        how = self.weight, self.outputs, self.inputs, self.group, self.dtype
+        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how)
         return out
 
 
@@ -194,6 +198,12 @@ class NativeLinear:
     The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
     rows of x.
     """
+
+    kind = WeightKind.DENSE
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self:
+        return cls(matrix.tensors[0], matrix.bias)
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape

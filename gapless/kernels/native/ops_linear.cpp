@@ -76,11 +76,25 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& 
   return out;
 }
 
-// How a weight is packed in bytes: the same numbers for one weight's life.
-enum Packing { NIBBLES = 1, NARROW = 2, ZEROS = 4 };
+// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room for
+// all of them: a copy of another weight of the shape fits. What is not used of it is never touched.
+enum Packing : uint8_t { NIBBLES = 1, NARROW = 2, ZEROS = 4 };
+constexpr int64_t FRONT = 64;
 
-ByteForm byte_form(int64_t n, int64_t k, int64_t group, int64_t packing) {
+ByteForm byte_form(int64_t n, int64_t k, int64_t group, int packing) {
   return {n, k, group, bool(packing & NIBBLES), bool(packing & NARROW), bool(packing & ZEROS)};
+}
+
+int64_t room(int64_t n, int64_t k, int64_t group, int packing) {
+  const ByteForm most = byte_form(n, k, group, packing & NIBBLES ? NIBBLES | ZEROS : 0);
+  return FRONT + most.tiles() * most.tile();
+}
+
+ByteForm form_of(const Tensor& packed, int64_t n, int64_t k, int64_t group) {
+  fits(packed.numel() > FRONT, "bytes");
+  const int packing = *packed.const_data_ptr<uint8_t>();
+  fits(packed.numel() == room(n, k, group, packing), "bytes");
+  return byte_form(n, k, group, packing);
 }
 
 // Whether float16 holds each of them.
@@ -93,7 +107,7 @@ bool are_narrow(const Tensor& scales) {
   });
 }
 
-int64_t packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
+int packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
   const bool nibbles = weight.scalar_type() == at::kByte;
   bool own = false;
   if (zeros) {
@@ -104,8 +118,7 @@ int64_t packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zero
   return (nibbles ? NIBBLES : 0) | (group && are_narrow(scales) ? NARROW : 0) | (own ? ZEROS : 0);
 }
 
-std::tuple<Tensor, int64_t> linear_pack_bytes(
-    const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
+Tensor linear_pack_bytes(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
   whole(weight), whole(scales);
   const bool nibbles = weight.scalar_type() == at::kByte;
   TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8, or nibbles in uint8");
@@ -115,21 +128,21 @@ std::tuple<Tensor, int64_t> linear_pack_bytes(
   const std::array<int64_t, 2> sizes{n, groups};
   fits(k > 0 && (!nibbles || k % 32 == 0) && scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes()),
        "linear_pack_bytes");
-  const int64_t packing = packing_of(weight, scales, zeros, group);
-  const ByteForm form = byte_form(n, k, group, packing);
-  Tensor packed = at::empty({form.tiles() * form.tile()}, weight.options().dtype(at::kByte));
+  const int packing = packing_of(weight, scales, zeros, group);
+  Tensor packed = at::empty({room(n, k, group, packing)}, weight.options().dtype(at::kByte));
+  uint8_t* to = data<uint8_t>(packed);
+  *to = uint8_t(packing);
   pack_bytes(
-      form, static_cast<const uint8_t*>(weight.const_data_ptr()), data<float>(scales),
-      zeros ? data<uint8_t>(*zeros) : nullptr, data<uint8_t>(packed));
-  return {packed, packing};
+      byte_form(n, k, group, packing), static_cast<const uint8_t*>(weight.const_data_ptr()), data<float>(scales),
+      zeros ? data<uint8_t>(*zeros) : nullptr, to + FRONT);
+  return packed;
 }
 
 void linear_bytes_to(
-    const Tensor& x, const Tensor& packed, int64_t n, int64_t group, int64_t packing, const Maybe& bias,
-    const Tensor& out) {
+    const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias, const Tensor& out) {
   TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear_bytes wants a matrix with columns");
-  const ByteForm form = byte_form(n, x.size(1), group, packing);
-  fits(packed.numel() == form.tiles() * form.tile() && fits_bias(bias, n), "linear_bytes");
+  const ByteForm form = form_of(packed, n, x.size(1), group);
+  fits(fits_bias(bias, n), "linear_bytes");
   TORCH_CHECK(
       out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
       "gapless: linear_bytes_to another shape or dtype");
@@ -137,15 +150,14 @@ void linear_bytes_to(
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     linear_bytes(
-        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed), bias ? data<T>(*bias) : nullptr,
+        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT, bias ? data<T>(*bias) : nullptr,
         data<T>(out), amx_missing().empty());
   });
 }
 
-Tensor linear_bytes_op(
-    const Tensor& x, const Tensor& packed, int64_t n, int64_t group, int64_t packing, const Maybe& bias) {
+Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias) {
   Tensor out = at::empty({x.size(0), n}, x.options());
-  linear_bytes_to(x, packed, n, group, packing, bias, out);
+  linear_bytes_to(x, packed, n, group, bias, out);
   return out;
 }
 
@@ -155,15 +167,13 @@ void are_rows(const Tensor& ids, int64_t n) {
 }
 
 Tensor embedding_bytes(
-    const Tensor& ids, const Tensor& packed, int64_t n, int64_t k, int64_t group, int64_t packing,
-    at::ScalarType dtype) {
+    const Tensor& ids, const Tensor& packed, int64_t n, int64_t k, int64_t group, at::ScalarType dtype) {
   are_rows(ids, n);
-  const ByteForm form = byte_form(n, k, group, packing);
-  fits(packed.numel() == form.tiles() * form.tile(), "embedding_bytes");
+  const ByteForm form = form_of(packed, n, k, group);
   Tensor out = at::empty({ids.size(0), k}, packed.options().dtype(dtype));
   by_dtype(out, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    unpack_byte_rows(form, data<uint8_t>(packed), longs(ids), ids.size(0), data<T>(out));
+    unpack_byte_rows(form, data<uint8_t>(packed) + FRONT, longs(ids), ids.size(0), data<T>(out));
   });
   return out;
 }
@@ -190,12 +200,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias, int path) -> Tensor");
   m.def("linear_to(Tensor x, Tensor packed, int n, Tensor? bias, int path, Tensor(a!) out) -> ()");
-  m.def("linear_pack_bytes(Tensor weight, Tensor scales, Tensor? zeros, int group) -> (Tensor, int)");
-  m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, int packing, Tensor? bias) -> Tensor");
-  m.def(
-      "linear_bytes_to(Tensor x, Tensor packed, int n, int group, int packing, Tensor? bias, Tensor(a!) out) -> ()");
-  m.def(
-      "embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, int packing, ScalarType dtype) -> Tensor");
+  m.def("linear_pack_bytes(Tensor weight, Tensor scales, Tensor? zeros, int group) -> Tensor");
+  m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
+  m.def("linear_bytes_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
+  m.def("embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, ScalarType dtype) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
 }
 
