@@ -51,7 +51,7 @@ bool multiplies() {
 
 // In bytes and nibbles, whose scales are powers of two.
 bool multiplies_bytes() {
-  constexpr int64_t M = 16 + 3, N = 64 + 5, K = 96;
+  constexpr int64_t M = 32 + 5, N = 64 + 5, K = 96;
   const auto x = numbers(M * K, 100), bias = numbers(N, 2);
   std::vector<uint8_t> weight(N * K);
   for (size_t i = 0; i < weight.size(); i++) weight[i] = uint8_t(37 * i + i / 7);

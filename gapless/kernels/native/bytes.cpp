@@ -14,7 +14,7 @@ constexpr int MOST_ROWS = 3;
 // Inputs of a step: the two halves of a byte of nibbles.
 constexpr int64_t STEP = 8;
 // Rows from which on AMX is faster.
-constexpr int64_t AMX_ROWS = 4;
+constexpr int64_t AMX_ROWS = 8;
 // Least weights, times rows / 8, with a second thread.
 constexpr int64_t WORTH = 1 << 19;
 // Prefetch distance, and the least size that it pays for: smaller matrices are in a cache.
