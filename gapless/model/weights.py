@@ -50,7 +50,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 def _places(directory: Path) -> dict[str, Path]:
     """Return which file has each tensor; an index decides between two."""
-    files = _files(directory)
+    files = weight_files(directory)
     found = {tensor: directory / name for name in files for tensor in _header(directory / name)}
     return found | {tensor: directory / name for name, promised in files.items() for tensor in promised}
 
@@ -74,7 +74,7 @@ def own_head(directory: Path, config: ModelConfig, dtype: torch.dtype) -> ModelC
 
 def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtype) -> bool:
     """Return whether the head is the embedding, as far as their files can be compared."""
-    with _opened(places[pair[0]]) as one, _opened(places[pair[1]]) as other:
+    with opened(places[pair[0]]) as one, opened(places[pair[1]]) as other:
         first, second = one.get_slice(pair[0]), other.get_slice(pair[1])
         shape = first.get_shape()
         return shape == second.get_shape() and all(
@@ -114,7 +114,7 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
 
 def warn_of_strays(directory: Path) -> None:
     """Warn of weights beside the checkpoint's, which nothing reads."""
-    read = _files(directory)
+    read = weight_files(directory)
     for path in sorted(directory.glob("*.safetensors")):
         if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form
             warn(f"{path}: is not read: {SINGLE if SINGLE in read else INDEX} counts", file=str(path))
@@ -124,7 +124,7 @@ def _find(
     directory: Path, slots: dict[str, TensorSlot], unused: Collection[str], names: TensorNames
 ) -> tuple[dict[str, TensorSlot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
     """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
-    files = _files(directory)
+    files = weight_files(directory)
     headers = {name: _header(directory / name) for name in files}
     for name, promised in files.items():
         for tensor in promised:
@@ -149,7 +149,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     for name, entry in _header(path).items():
         if entry.dtype not in BYTES:
             raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
-    from safetensors import SafetensorError  # as in `_opened`
+    from safetensors import SafetensorError  # as in `opened`
     from safetensors.torch import load_file
 
     try:
@@ -165,7 +165,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
         places[path].append(tensor)
     for path, tensors in places.items():
         header = _header(path)
-        with _opened(path) as file:
+        with opened(path) as file:
             for tensor in tensors:
                 if tensor not in header:
                     raise CheckpointError(f"{path}: lacks tensor {tensor!r}, which {INDEX} says it holds")
@@ -175,7 +175,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
                 yield path, tensor, file.get_tensor(tensor)
 
 
-def _files(directory: Path) -> dict[str, tuple[str, ...]]:
+def weight_files(directory: Path) -> dict[str, tuple[str, ...]]:
     """TensorNames of the weight files, each with the tensors that an index promises of it."""
     if (directory / SINGLE).exists():
         return {SINGLE: ()}
@@ -298,7 +298,7 @@ def _copy(
     path: Path, tensors: list[str], slots: dict[str, TensorSlot], left: dict[StoredRows | None, int], count: Count
 ) -> None:
     """Fill slots from a file; `left` counts the tensors of each part that are not read yet."""
-    with _opened(path) as file, torch.no_grad():
+    with opened(path) as file, torch.no_grad():
         for tensor in tensors:
             read, part = file.get_tensor(tensor), slots[tensor].part
             slots[tensor].fill(read)
@@ -309,7 +309,8 @@ def _copy(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """Open a file of safetensors. Raises CheckpointError naming it."""
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 
