@@ -156,7 +156,7 @@ class ByteLinear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] over a weight in 8 or 4 bits, in float32, bfloat16 or float16.
 
     Each row of x is rounded to 127 steps either way of the largest of each 64 inputs, or of 32 if the weight's groups
-    are no multiples of 64. Whole numbers are summed up, so a row's bits do not depend on the others, nor on the way.
+    are no multiples of 64. Sums are of whole numbers: a row's bits depend neither on the others nor on the threads.
     """
 
     @classmethod
