@@ -15,9 +15,10 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
+from gapless.model.formats import read_quantization
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS
-from gapless.model.quantization import Quantization, asked_quantization, read_quantization
+from gapless.model.quantization import Quantization, asked_quantization
 from gapless.model.registry import Impl, longest_of, route
 from gapless.model.spec import ModelSizes, ModelSpec
 

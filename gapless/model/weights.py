@@ -96,6 +96,9 @@ def load_weights(
     nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
     count = announce("reading weights", nbytes, "bytes")
     left = Counter(slots[tensor].part for tensors in homes.values() for tensor in tensors)
+    for tensor, slot in slots.items():
+        if slot.part is not None and not left[slot.part]:
+            raise CheckpointError(f"{directory}: no tensor of {slot.part.module!r} is there, such as {tensor!r}")
     for name, tensors in homes.items():
         _copy(directory / name, tensors, slots, left, count)
 
@@ -288,7 +291,7 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Tensor
     slot = slots[tensor]
     if entry.dtype not in slot.dtypes:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(slot.dtypes)}")
-    if entry.shape != slot.shape:
+    if entry.shape != slot.shape and entry.shape not in slot.others:
         raise CheckpointError(
             f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(slot.shape)}"
         )
@@ -304,7 +307,10 @@ def _copy(
             slots[tensor].fill(read)
             left[part] -= 1
             if part is not None and not left[part]:
-                part.put()
+                try:
+                    part.put()
+                except CheckpointError as error:
+                    raise CheckpointError(f"{path}: {error}") from error
             count(read.nbytes)
 
 
