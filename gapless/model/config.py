@@ -15,10 +15,11 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
+from gapless.model.formats import read_quantization
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.gguf_files import unpacked_folder
 from gapless.model.known_fields import CONFIG_FIELDS
-from gapless.model.quantization import Quantization, asked_quantization, read_quantization
+from gapless.model.quantization import Quantization, asked_quantization
 from gapless.model.registry import Impl, longest_of, route
 from gapless.model.spec import ModelSizes, ModelSpec
 
@@ -78,7 +79,8 @@ def resolve_model_dir(name: str) -> Path:
     if path.exists():
         raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
     raise ConfigError(
-        f"model: no directory {name!r}; give that of a checkpoint, a GGUF file, a name on the hub (org/name), or '{DEMO_MODEL}'"
+        f"model: no directory {name!r}; give that of a checkpoint, a GGUF file, a name on the hub (org/name), or "
+        f"'{DEMO_MODEL}'"
     )
 
 
