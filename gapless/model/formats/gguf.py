@@ -19,7 +19,10 @@ class GgufFormat:
     """Implements `WeightFormat`."""
 
     def __init__(self, asked: Quantization) -> None:
-        self.types: Mapping[str, str] = asked.values["types"]
+        types = asked.values.get("types")
+        if not isinstance(types, dict):
+            raise asked.error("types", "must be the table that opening a .gguf file writes: name that file", types)
+        self.types: Mapping[str, str] = types
         self.heads: Mapping[str, int] = asked.values.get("turned") or {}
         """Heads of the modules whose rows the converter turns, since llama's rope has its pairs side by side there"""
 
