@@ -104,7 +104,7 @@ TABLE: tuple[Foreign, ...] = (
     *_only("--node-rank --data-parallel-rank -mg --main-gpu --base-gpu-id", "0", _ONE_DEVICE),
     *_only("-sm --split-mode", "none", _ONE_DEVICE),
     *_only("--distributed-executor-backend", "mp uni", "the engine is a process of its own"),
-    *_only("--api-server-count -asc --tokenizer-worker-num", "1", "one process talks HTTP"),
+    *_set("--tokenizer-worker-num", "*", "api_server_count"),
     *_not_yet(
         "--dist-init-addr --nccl-init-addr --master-addr --master-port --data-parallel-address "
         "--data-parallel-rpc-port --data-parallel-start-rank --data-parallel-backend -ts --tensor-split "
