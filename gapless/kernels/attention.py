@@ -88,7 +88,7 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=attend.scale, enable_gqa=heads > kv_heads)
         return out[0].transpose(0, 1).reshape(count, -1)
     # Heads of one group are a batch over the same keys, so that the mask is shared.
-    q = q.unflatten(1, (kv_heads, -1)).permute(2, 1, 0, 3)
+    q = q.view(count, kv_heads, -1, q.shape[2]).permute(2, 1, 0, 3)
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1, 1).transpose(0, 1)
     tile, parts = max(1, min(QUERY_TILE, GATHER_ELEMENTS // (heads * (end - first)))), []
     for low in range(0, count, tile):
@@ -135,9 +135,9 @@ def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend,
     # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the first entry that the
     # row reads: always written, and if that is NaN the row is lost anyway, but no other row with it.
     index = torch.where(mask, entries, own).flatten()
-    k, v = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in _gather(kv, index))
+    k, v = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in _gather(kv, index))
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)
-    out = weigh(q.unflatten(1, (kv_heads, -1)), k, v, mask[:, None, None], attend._replace(sinks=sinks))
+    out = weigh(q.view(count, kv_heads, -1, q.shape[2]), k, v, mask[:, None, None], attend._replace(sinks=sinks))
     return out.reshape(count, -1).masked_fill_(reads.end[:, None] <= 0, 0)
 
 
@@ -162,11 +162,8 @@ def _gather(kv: KV, index: Tensor) -> tuple[Tensor, Tensor]:
     if kv.scales is not None:
         page = layers * kinds * page_size
         return read(kv, index // page, index % page)
-    flat = kv.cache.view(-1, kv_heads * width)
-    keys, values = flat[2 * kv.layer * page_size :], flat[(2 * kv.layer + 1) * page_size :]
-    return keys.index_select(0, index).unflatten(1, (kv_heads, -1)), values.index_select(0, index).unflatten(
-        1, (kv_heads, -1)
-    )
+    flat, first = kv.cache.view(-1, kv_heads, width), 2 * kv.layer * page_size
+    return flat[first:].index_select(0, index), flat[first + page_size :].index_select(0, index)
 
 
 def _entries(kv: KV, pages: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gapless.base.errors import ConfigError
 from gapless.kernels.views import KV
 
-LARGEST = 448.0
+LARGEST_E4M3 = 448.0
 """Largest number of e4m3"""
 LARGEST_HALF = 65504.0
 """Largest number of float16"""
@@ -78,20 +78,17 @@ class Sections(NamedTuple):
     @classmethod
     def of(cls, kv: KV) -> Sections:
         page, heads = kv.cache.shape[3], kv.cache.shape[4]
-        sizes = page * heads * kv.head_dim, page * heads * kv.head_dim // 2, page * heads * 4
-        keys, nibbles, pairs = kv.cache.flatten(2)[:, kv.layer].split(sizes, dim=1)
+        sizes = [page * heads * kv.head_dim, page * heads * kv.head_dim // 2, page * heads * 4]
+        keys, nibbles, pairs = torch.split(kv.cache.flatten(2)[:, kv.layer], sizes, dim=1)
         entry = (page, heads, -1)
-        return cls(keys.unflatten(1, entry), nibbles.unflatten(1, entry), pairs.view(torch.float16).unflatten(1, entry))
-
-
-def is_scaled(kv: KV) -> bool:
-    """Return whether a memory's numbers are not the model's own."""
-    return kv.scales is not None
+        halves = pairs.view(torch.float16)
+        return cls(*(torch.unflatten(part, 1, entry) for part in (keys, nibbles, halves)))
 
 
 def to_e4m3(x: Tensor, scale: Tensor) -> Tensor:
     """Return x / scale as float8_e4m3fn: to nearest, ties to even, at most 448 in size. NaN stays."""
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    stored: Tensor = (x.float() / scale).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+    return stored
 
 
 def to_nibbles(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +96,7 @@ def to_nibbles(values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.float()
     least, most = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     pair = torch.cat(((most - least) / LEVELS, least), -1).clamp(-LARGEST_HALF, LARGEST_HALF).half()
-    scale, least = pair.float().split(1, -1)
+    scale, least = pair.float().chunk(2, -1)
     steps = torch.where(scale > 0, (values - least) / scale, 0).round().clamp(0, LEVELS).to(torch.uint8)
     low, high = steps.chunk(2, -1)
     return low | high << 4, pair
@@ -107,7 +104,7 @@ def to_nibbles(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def from_nibbles(nibbles: Tensor, pair: Tensor) -> Tensor:
     """Return the values float32 [.., D] of `to_nibbles`."""
-    scale, least = pair.float().split(1, -1)
+    scale, least = pair.float().chunk(2, -1)
     return torch.cat((nibbles & LEVELS, nibbles >> 4), -1).float() * scale + least
 
 
@@ -140,9 +137,9 @@ def read(kv: KV, page: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scales_of(largest: Tensor) -> Tensor:
-    """Return a power of two for each of the largest numbers, so that twice as large ones are still stored exactly in
-    range: the least one for which they are at most half of what e4m3 holds. 1 for zeros, and what is not finite."""
-    fraction, exponent = torch.frexp(largest.float() * (2 / LARGEST))
+    """Return the least power of two for each largest number that stores twice that number within e4m3's range; 1 for
+    zeros, infinity and NaN."""
+    fraction, exponent = torch.frexp(largest.float() * (2 / LARGEST_E4M3))
     exponent = torch.where(fraction == 0.5, exponent - 1, exponent)
     usable = largest.isfinite() & (largest > 0)
     return torch.ldexp(torch.ones_like(fraction), torch.where(usable, exponent, 0).clamp(-100, 100))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapless.kernels.kv import LARGEST, LARGEST_HALF, LEVELS
+from gapless.kernels.kv import LARGEST_E4M3, LARGEST_HALF, LEVELS
 from gapless.kernels.splits_triton import INTERPRETED
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
-_LARGEST = tl.constexpr(LARGEST)
+_LARGEST = tl.constexpr(LARGEST_E4M3)
 _LARGEST_HALF = tl.constexpr(LARGEST_HALF)
 _LEVELS = tl.constexpr(LEVELS)
 _TO_INTEGERS = tl.constexpr(12_582_912.0)
@@ -152,7 +152,7 @@ def store_keys(place, x, scale, mask):
 
 @triton.jit
 def store_nibbles(bytes, pair, left, right, inside):
-    """Store values of heads, of which [H, D / 2] are the left and right halves where `inside`, as nibbles and pairs."""
+    """Store values of heads, `inside` their left and right halves [H, D / 2], as nibbles and pairs."""
     infinite: tl.constexpr = float("inf")
     left, right = left.to(tl.float32), right.to(tl.float32)
     lost = tl.sum(tl.where(inside, tl.where(left == left, 0, 1) + tl.where(right == right, 0, 1), 0), 1)[:, None] > 0

@@ -14,7 +14,7 @@ from gapless.model.fields import Fields
 FORMAT_PLUG_INS = "gapless.formats"
 """Entry points of this group are further formats: a `quant_method`, and what makes its `formats.seam.WeightFormat` of a
 `Quantization`."""
-QUANT_METHODS: tuple[str, ...] = ()
+QUANT_METHODS: tuple[str, ...] = ("gguf",)
 """Values of quant_method that `formats.WEIGHT_FORMATS` reads"""
 ROUNDED = {"fp8": 0, "int8": 0, "int4": 128}
 """Kinds that `--quantization` rounds a dense checkpoint to, with the most inputs of a group; 0: a whole row"""

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from gapless.base.plug_ins import load
 from gapless.model.config import ModelConfig
+from gapless.model.formats import gguf
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.quantization import FORMAT_PLUG_INS, Quantization
 
-WEIGHT_FORMATS: dict[str, Callable[[Quantization], WeightFormat]] = {}
+WEIGHT_FORMATS: dict[str, Callable[[Quantization], WeightFormat]] = {"gguf": gguf.GgufFormat}
 """A line for each of `quantization.QUANT_METHODS`"""
 
 
