@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels.attend_cases import MIXED, PLAIN, SHORT_CASES, Case, Shape, for_decode, for_prefill, near
-from kernels.kv_cases import FORMATS, decoded, given_in, in_format
+from kernels.kv_cases import FORMATS, given_in, in_format
 from kernels.native_kernels import check_threads, load_native, load_plain_variant
-from kernels.paged import LAYER, Heads, dense, paged, queries
-from kernels.test_attention import CHUNKS, LENGTHS, check_any_cut
+from kernels.paged import LAYER, Heads, paged, queries
+from kernels.test_attention import CHUNKS, LENGTHS
 from sharpest import sharpest
 
 from gapless.kernels import native, unpack
@@ -53,7 +53,8 @@ def test_every_bfloat16_is_written_as_by_torch(scale):
 @pytest.mark.parametrize("dim", [2, 16, 20, 34, 64, 80, 128])
 def test_values_of_every_size_are_written_as_by_the_reference(dim):
     """Flat and nearly flat ones, subnormal steps, an infinite step, infinity and NaN."""
-    values = torch.randn(32, 1, dim, generator=torch.Generator().manual_seed(7)) * torch.logspace(-9, 6, 32).view(-1, 1, 1)
+    random = torch.Generator().manual_seed(7)
+    values = torch.randn(32, 1, dim, generator=random) * torch.logspace(-9, 6, 32).view(-1, 1, 1)
     values[0], values[1], values[2, 0, 0], values[3, 0, -1] = 2.5, 100, 1e38, torch.nan
     values[1, 0, 0], values[4, 0, 0], values[5, 0, 0] = 100.01, torch.inf, -torch.inf
     values[6] += 300
@@ -94,14 +95,12 @@ def test_a_byte_that_is_no_number_reaches_its_readers_alone(dtype, stored):
     page = made.page_table[made.rows[0], 3]
     wild[page, LAYER].view(-1)[5 * 2 * 64 + 7] = 127  # entry 53, of head 0
     batch = RowBatch(made.rows, made.kv_lens, torch.tensor([0, 70, 110]))
-    clean, got = (
-        kernels.prefill_attention(q, kv, batch, Attend(0.125), 70).view(110, 4, 64)
-        for kv in (made.kv, made.kv._replace(cache=wild.view(made.cache.dtype)))
-    )
+    memories = made.kv, made.kv._replace(cache=wild.view(made.cache.dtype))
+    clean, got = (kernels.prefill_attention(q, kv, batch, Attend(0.125), 70).view(110, 4, 64) for kv in memories)
     assert got[53:70, :2].isnan().all()
     assert torch.equal(got[:53], clean[:53]) and torch.equal(got[70:], clean[70:])
     assert torch.equal(got[53:70, 2:], clean[53:70, 2:])
-    rows = kernels.decode_attention(q[:2], made.kv._replace(cache=wild.view(made.cache.dtype)), made.batch, Attend(0.125))
+    rows = kernels.decode_attention(q[:2], memories[1], made.batch, Attend(0.125))
     assert rows[0, :128].isnan().all() and rows[0, 128:].isfinite().all() and rows[1].isfinite().all()
 
 
@@ -135,7 +134,8 @@ def test_e4m3_has_the_bits_of_the_same_numbers_in_the_models_dtype(dtype):
     heads, kernels = Heads(4, 2, 80), load_native()
     made, plain = in_format(paged(heads, LENGTHS, dtype=dtype), KVFormat.FP8)
     plain = plain._replace(cache=plain.cache.to(dtype), scales=None)
-    q, prompts = queries(heads, sum(CHUNKS), dtype=dtype), made.batch._replace(starts=torch.tensor([0, *CHUNKS]).cumsum(0))
+    q = queries(heads, sum(CHUNKS), dtype=dtype)
+    prompts = made.batch._replace(starts=torch.tensor([0, *CHUNKS]).cumsum(0))
     for some in (kernels, native.invariant(kernels)):
         ours, theirs = (some.prefill_attention(q, batch.kv, prompts, Attend(0.125), 200) for batch in (made, plain))
         assert torch.equal(ours, theirs)
