@@ -44,7 +44,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        PRODUCTS,
+        PRODUCTS_BY_KIND,
         ops.rms_norm.default,
         ops.layer_norm.default,
         ops.add_rms_norm.default,
@@ -253,7 +253,7 @@ class NativeLinear:
         return out
 
 
-PRODUCTS: dict[WeightKind, type[Linear]] = {
+PRODUCTS_BY_KIND: dict[WeightKind, type[Linear]] = {
     WeightKind.DENSE: NativeLinear,
     WeightKind.FP8: Fp8Linear,
     WeightKind.INT8: ByteLinear,
