@@ -22,8 +22,8 @@ from gapless.base.files import GGUF_NAME, INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
-from gapless.model.formats.gguf import GgufTensors
 from gapless.model.gguf_files import read_table
+from gapless.model.gguf_tensors import GgufTensors
 from gapless.model.params import allocate
 from gapless.model.slots import StoredRows, TensorSlot
 from gapless.model.slots import slots as slots_of
@@ -98,6 +98,9 @@ def load_weights(
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     count = announce("reading weights", sum(entry.nbytes for entry in wanted), "bytes")
     left = Counter(slots[tensor].part for tensors in homes.values() for tensor in tensors)
+    for tensor, slot in slots.items():
+        if slot.part is not None and not left[slot.part]:
+            raise CheckpointError(f"{directory}: no tensor of {slot.part.module!r} is there, such as {tensor!r}")
     for name, tensors in homes.items():
         _copy(directory / name, tensors, slots, left, count)
 
@@ -296,7 +299,7 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Tensor
     slot = slots[tensor]
     if entry.dtype not in slot.dtypes:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(slot.dtypes)}")
-    if entry.shape != slot.shape:
+    if entry.shape != slot.shape and entry.shape not in slot.others:
         raise CheckpointError(
             f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(slot.shape)}"
         )
@@ -312,7 +315,10 @@ def _copy(
             slots[tensor].fill(read)
             left[part] -= 1
             if part is not None and not left[part]:
-                part.put()
+                try:
+                    part.put()
+                except CheckpointError as error:
+                    raise CheckpointError(f"{path}: {error}") from error
             count(read.nbytes)
 
 
