@@ -123,7 +123,7 @@ def round_to(layout: WeightLayout, weight: Tensor) -> tuple[Tensor, ...]:
     wide = torch.nn.functional.pad(weight.float(), (0, -inputs % size)).view(outputs, -1, size)
     if layout.kind is WeightKind.INT4:
         low, high = (end.clamp(max=0.0) if i == 0 else end.clamp(min=0.0) for i, end in enumerate(wide.aminmax(dim=2)))
-        scale = _scale((high - low) / most)
+        scale = _scale((high - low) / most).to(weight.dtype).float()  # as checkpoints store it
         zero = (-low / scale).round().clamp(0, most)
         numbers = ((wide / scale[:, :, None]).round() + zero[:, :, None]).clamp(0, most)
         return packed(numbers.view(outputs, -1)[:, :inputs].contiguous()), scale, zero.to(torch.uint8)

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.base.files import INDEX, SINGLE, read_json
+from gapless.base.files import GGUF_NAME, INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
+from gapless.model.formats.gguf import GgufTensors
+from gapless.model.gguf_files import read_table
 from gapless.model.params import allocate
 from gapless.model.slots import StoredRows, TensorSlot
 from gapless.model.slots import slots as slots_of
@@ -41,6 +43,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     end: int
     """Bytes of the file up to the tensor's end"""
+    nbytes: int
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
@@ -50,7 +53,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 def _places(directory: Path) -> dict[str, Path]:
     """Return which file has each tensor; an index decides between two."""
-    files = _files(directory)
+    files = weight_files(directory)
     found = {tensor: directory / name for name in files for tensor in _header(directory / name)}
     return found | {tensor: directory / name for name, promised in files.items() for tensor in promised}
 
@@ -74,7 +77,7 @@ def own_head(directory: Path, config: ModelConfig, dtype: torch.dtype) -> ModelC
 
 def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtype) -> bool:
     """Return whether the head is the embedding, as far as their files can be compared."""
-    with _opened(places[pair[0]]) as one, _opened(places[pair[1]]) as other:
+    with opened(places[pair[0]]) as one, opened(places[pair[1]]) as other:
         first, second = one.get_slice(pair[0]), other.get_slice(pair[1])
         shape = first.get_shape()
         return shape == second.get_shape() and all(
@@ -93,8 +96,7 @@ def load_weights(
     """
     slots, homes, headers = _find(directory, slots, unused, names)
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
-    nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
-    count = announce("reading weights", nbytes, "bytes")
+    count = announce("reading weights", sum(entry.nbytes for entry in wanted), "bytes")
     left = Counter(slots[tensor].part for tensors in homes.values() for tensor in tensors)
     for tensor, slot in slots.items():
         if slot.part is not None and not left[slot.part]:
@@ -117,7 +119,7 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
 
 def warn_of_strays(directory: Path) -> None:
     """Warn of weights beside the checkpoint's, which nothing reads."""
-    read = _files(directory)
+    read = weight_files(directory)
     for path in sorted(directory.glob("*.safetensors")):
         if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form
             warn(f"{path}: is not read: {SINGLE if SINGLE in read else INDEX} counts", file=str(path))
@@ -127,7 +129,7 @@ def _find(
     directory: Path, slots: dict[str, TensorSlot], unused: Collection[str], names: TensorNames
 ) -> tuple[dict[str, TensorSlot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
     """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
-    files = _files(directory)
+    files = weight_files(directory)
     headers = {name: _header(directory / name) for name in files}
     for name, promised in files.items():
         for tensor in promised:
@@ -152,7 +154,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     for name, entry in _header(path).items():
         if entry.dtype not in BYTES:
             raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
-    from safetensors import SafetensorError  # as in `_opened`
+    from safetensors import SafetensorError  # as in `opened`
     from safetensors.torch import load_file
 
     try:
@@ -168,7 +170,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
         places[path].append(tensor)
     for path, tensors in places.items():
         header = _header(path)
-        with _opened(path) as file:
+        with opened(path) as file:
             for tensor in tensors:
                 if tensor not in header:
                     raise CheckpointError(f"{path}: lacks tensor {tensor!r}, which {INDEX} says it holds")
@@ -178,8 +180,11 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
                 yield path, tensor, file.get_tensor(tensor)
 
 
-def _files(directory: Path) -> dict[str, tuple[str, ...]]:
-    """TensorNames of the weight files, each with the tensors that an index promises of it."""
+def weight_files(directory: Path) -> dict[str, tuple[str, ...]]:
+    """Return the names of the weight files, each with the tensors that an index promises of it. Raises
+    CheckpointError."""
+    if (directory / GGUF_NAME).exists():
+        return {GGUF_NAME: ()}
     if (directory / SINGLE).exists():
         return {SINGLE: ()}
     if (directory / INDEX).exists():
@@ -218,6 +223,9 @@ def _index_files(directory: Path) -> dict[str, tuple[str, ...]]:
 
 def _header(path: Path) -> dict[str, Entry]:
     """The tensors of one file, with every byte range inside it."""
+    if path.name == GGUF_NAME:
+        table = read_table(path.parent)
+        return {name: Entry(one.kind, one.shape, one.offset + one.nbytes, one.nbytes) for name, one in table.items()}
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -252,7 +260,7 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
     size = ALL_BYTES.get(dtype)
     if size and end - begin != math.prod(shape) * size:
         raise CheckpointError(f"{path}: tensor {name!r} has {end - begin} bytes, which is not {dtype} {list(shape)}")
-    return Entry(str(dtype), shape, data + end)
+    return Entry(str(dtype), shape, data + end, end - begin)
 
 
 def _homes(
@@ -301,7 +309,7 @@ def _copy(
     path: Path, tensors: list[str], slots: dict[str, TensorSlot], left: dict[StoredRows | None, int], count: Count
 ) -> None:
     """Fill slots from a file; `left` counts the tensors of each part that are not read yet."""
-    with _opened(path) as file, torch.no_grad():
+    with opened(path) as file, torch.no_grad():
         for tensor in tensors:
             read, part = file.get_tensor(tensor), slots[tensor].part
             slots[tensor].fill(read)
@@ -315,7 +323,11 @@ def _copy(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """Open a file of weights. Raises CheckpointError naming it."""
+    if path.name == GGUF_NAME:
+        yield GgufTensors(path)
+        return
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 

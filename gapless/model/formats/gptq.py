@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READS = frozenset(
-    (
+    [
         "bits",
         "checkpoint_format",
         "desc_act",
@@ -30,8 +30,12 @@ READS = frozenset(
         "is_marlin_format",
         "lm_head",
         "method",
-    )
-) | {"modules_in_block_to_quantize", "pack_dtype", "quant_method", "sym", "version"}
+        "modules_in_block_to_quantize",
+        "pack_dtype",
+        "sym",
+        "version",
+    ]
+)
 ONE = {4: 0x11111111, 8: 0x01010101}
 """1 in each number of a word"""
 
