@@ -66,7 +66,7 @@ class ModelConfig:
 
 
 def resolve_model_dir(name: str) -> Path:
-    """The directory of a model: the embedded demo model's for 'demo', one made of a GGUF file, else `name` as a path."""
+    """Return the directory of a model: the demo model's for 'demo', one made of a GGUF file, else `name` as a path."""
     if name == DEMO_MODEL:
         from gapless.demo import weights_dir  # the demo is a leaf beside the house and costs nothing if not asked for
 

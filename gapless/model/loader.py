@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
-from gapless.base.errors import ConfigError
+from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
@@ -20,6 +21,8 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
+from gapless.model.formats import format_of
+from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate
 from gapless.model.registry import Impl
@@ -71,7 +74,6 @@ def _by_transformers(
     in_pages = config.speculation and config.speculation.in_pages
     for name, asked, why in (
         ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
-        ("quantization", model.quantization, "its weights are plain ones"),
         ("batch_invariant", config.batch_invariant, "its operations may depend on their batch"),
         ("speculative_config", in_pages, "only drafts from histories work with it: ngram or suffix"),
     ):
@@ -79,8 +81,10 @@ def _by_transformers(
             raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
     from gapless.model.transformers_load import load  # imports transformers, which native models do not need
 
+    asked = model.quantization
+    form = RoundedFormat(asked, "") if asked and asked.at_load else format_of(model)
     dummy = config.base_seed if config.load_format == "dummy" else None
-    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
+    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy, form)
     made.config = model
     return made
 
@@ -96,14 +100,28 @@ def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelC
     if config.load_format == "dummy":
         announce("making dummy weights")
         fill_dummy(params, config.base_seed)
+        params = params._replace(kv_scales=None)
     else:
-        read_params(params, directory, model)
+        params = read_params(params, directory, model)
     return params
 
 
-def read_params(params: Params, directory: Path, model: ModelConfig) -> None:
-    """Fill `params` from a checkpoint. Raises CheckpointError naming the file and the tensor."""
+def read_params(params: Params, directory: Path, model: ModelConfig) -> Params:
+    """Fill `params` from a checkpoint, and return them. Raises CheckpointError naming the file and the tensor."""
     load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)), model.names)
+    return params._replace(kv_scales=_given_scales(params, directory))
+
+
+def _given_scales(params: Params, directory: Path) -> Tensor | None:
+    """Return the scales of keys and values that a checkpoint has. Raises CheckpointError."""
+    scales = params.kv_scales
+    if scales is None or not scales.any():
+        return None
+    if not bool((scales > 0).all() and scales.isfinite().all()):
+        layer = int((~((scales > 0) & scales.isfinite())).any(1).nonzero()[0])
+        pair = scales[layer].tolist()
+        raise CheckpointError(f"{directory}: k_scale and v_scale of layer {layer} must be numbers above 0, got {pair}")
+    return scales
 
 
 def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:

@@ -53,7 +53,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
     _check_layouts(directory, params, allocate(known, dtype, torch.device("meta")))
-    read_params(params, directory, config)
+    params = read_params(params, directory, config)
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)

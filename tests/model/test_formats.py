@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from model.format_cases import BY_NAME, CASES, write_checkpoints
+from safetensors.torch import load_file, save_file
 
+from gapless.base.errors import CheckpointError
+from gapless.base.files import SINGLE
 from gapless.kernels.kinds import DENSE
 from gapless.model.config import read_model_config
 from gapless.model.loader import read_params
@@ -15,8 +18,7 @@ from gapless.model.params import PRODUCTS, allocate
 def read(folder, dtype=torch.float32):
     config = read_model_config(folder)
     params = allocate(config, dtype, torch.device("cpu"))
-    read_params(params, folder, config)
-    return params
+    return read_params(params, folder, config)
 
 
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "layer_norm_eps": 1e-5, "logit_scale": 1.0}
@@ -43,3 +45,25 @@ def test_rows_are_permuted_for_rope_with_their_scales(tmp_path, name, head_dim):
         matrix, wanted = getattr(packed.layers[0], product), getattr(plain.layers[0], product)
         assert matrix.multiplied_out().tensors[0].equal(wanted.tensors[0])
     assert (packed.layers[0].qkv.layout == DENSE) == (name == "gptq_order")
+
+
+KV_NAMES = [
+    ("self_attn.k_scale", "self_attn.v_scale", ()),
+    ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale", (1,)),
+    ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale", ()),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "shape"), KV_NAMES)
+def test_scales_of_keys_and_values_are_read_by_every_name(tmp_path, key, value, shape):
+    packed, _ = write_checkpoints(tmp_path, BY_NAME["fp8_static"])
+    tensors, scales = load_file(packed / SINGLE), torch.tensor([[0.25, 0.5], [0.03, 2.0]])
+    assert read(packed).kv_scales is None
+    pairs = {f"model.layers.{i}.{name}": scales[i, j].reshape(shape).clone()
+             for i in range(2) for j, name in enumerate((key, value))}  # fmt: skip
+    save_file(tensors | pairs, packed / SINGLE)
+    assert read(packed).kv_scales.equal(scales)
+    del pairs[f"model.layers.1.{value}"]
+    save_file(tensors | pairs, packed / SINGLE)
+    with pytest.raises(CheckpointError, match=r"k_scale and v_scale of layer 1 must be numbers above 0, got \[0.03"):
+        read(packed)
