@@ -84,7 +84,7 @@ _SCHEDULER = "the scheduler chooses it; --max-num-batched-tokens and --max-itl b
 _TEXT = "text alone is served"
 _LOADING = "weights are read once, from safetensors files"
 _DTYPE = "the KV cache has the dtype of the weights, which --dtype sets"
-_GGUF = "GGUF files are not read; name a checkpoint of safetensors files: --model ORG/NAME"
+_GGUF = "single files are not fetched: --model takes a GGUF file that is here, or ORG/NAME of safetensors files"
 _HOST_TIER = "write --kv-tier host:SIZE, such as host:8GiB"
 _ROLES = "write --role prefill or --role decode with --kv-peer, or --pd 1p1d for a pair on this machine"
 _ROPE = "write it into config.json, in a copy of the checkpoint"
@@ -104,7 +104,7 @@ TABLE: tuple[Foreign, ...] = (
     *_only("--node-rank --data-parallel-rank -mg --main-gpu --base-gpu-id", "0", _ONE_DEVICE),
     *_only("-sm --split-mode", "none", _ONE_DEVICE),
     *_only("--distributed-executor-backend", "mp uni", "the engine is a process of its own"),
-    *_only("--api-server-count -asc --tokenizer-worker-num", "1", "one process talks HTTP"),
+    *_set("--tokenizer-worker-num", "*", "api_server_count"),
     *_not_yet(
         "--dist-init-addr --nccl-init-addr --master-addr --master-port --data-parallel-address "
         "--data-parallel-rpc-port --data-parallel-start-rank --data-parallel-backend -ts --tensor-split "

@@ -66,7 +66,7 @@ class ModelConfig:
 
 
 def resolve_model_dir(name: str) -> Path:
-    """Return the directory of a model: the demo model's for 'demo', one made of a GGUF file, else `name` as a path."""
+    """The directory of a model: the embedded demo model's for 'demo', one made of a GGUF file, else `name` itself."""
     if name == DEMO_MODEL:
         from gapless.demo import weights_dir  # the demo is a leaf beside the house and costs nothing if not asked for
 
@@ -79,7 +79,8 @@ def resolve_model_dir(name: str) -> Path:
     if path.exists():
         raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
     raise ConfigError(
-        f"model: no directory {name!r}; give that of a checkpoint, a name on the hub (org/name), or '{DEMO_MODEL}'"
+        f"model: no directory {name!r}; give that of a checkpoint, a GGUF file, a name on the hub (org/name), or "
+        f"'{DEMO_MODEL}'"
     )
 
 

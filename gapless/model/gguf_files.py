@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.files import GGUF_NAME, GGUF_TABLE, read_json
 from gapless.base.host import cache_folder
@@ -165,7 +167,7 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
             raise CheckpointError(f"{path}: {prefix}{name} is not known, and may change what is computed: {value!r}")
         if not isinstance(value, (int, float, str)):
             raise CheckpointError(f"{path}: {prefix}{name} must be one number for all layers, got {value!r}")
-    config = {ours: own[name] for name, ours in _SIZES.items() if name in own}
+    config = {ours: _decimal(own[name]) for name, ours in _SIZES.items() if name in own}
     config |= {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": architecture,
@@ -194,6 +196,11 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
     return config | ({"rope_scaling": rope} if rope else {})
 
 
+def _decimal(number: Any) -> Any:
+    """Return the shortest decimal of a float32, which a config.json would have."""
+    return float(str(np.float32(number))) if isinstance(number, float) else number
+
+
 def _rope(path: Path, scaling: Mapping[str, Any], factors: list[float], longest: int) -> dict[str, Any] | None:
     kind = scaling.get("type", "none")
     if factors:
@@ -205,10 +212,10 @@ def _rope(path: Path, scaling: Mapping[str, Any], factors: list[float], longest:
         return {"rope_type": "longrope", **lists, "attention_factor": 1.0, "original_max_position_embeddings": longest}
     makers: dict[str, Callable[[], dict[str, Any] | None]] = {
         "none": lambda: None,
-        "linear": lambda: {"rope_type": "linear", "factor": scaling["factor"]},
+        "linear": lambda: {"rope_type": "linear", "factor": _decimal(scaling["factor"])},
         "yarn": lambda: {
             "rope_type": "yarn",
-            "factor": scaling["factor"],
+            "factor": _decimal(scaling["factor"]),
             "original_max_position_embeddings": scaling["original_context_length"],
         },
     }

@@ -62,7 +62,7 @@ def _widen(found: WideTensors, form: WeightFormat, module: str, read: dict[str, 
     bias = read.pop("bias", None)
     if read.keys() == {"weight"} and read["weight"].is_floating_point() and read["weight"].itemsize > 1:
         return
-    sizes = sizes_of({name: tuple(tensor.shape) for name, tensor in read.items()})
+    sizes = sizes_of(read)
     stored = form.weight(module, *sizes) if sizes else None
     if stored is None:
         return
@@ -93,18 +93,20 @@ def _check(what: str, tensor: Tensor, asked: Stored) -> None:
         raise CheckpointError(f"{what} has shape {list(tensor.shape)}, but by config.json must be {list(asked.shape)}")
 
 
-def sizes_of(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
-    """Return the outputs and inputs of a weight by the shapes of its stored tensors; None if they tell of none."""
-    if "qweight" in shapes and "scales" in shapes and "qzeros" in shapes:
+def sizes_of(read: Mapping[str, Tensor]) -> tuple[int, int] | None:
+    """Return the outputs and inputs of a weight by its stored tensors; None if they tell of none."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in read.items() if tensor.ndim == 2}
+    if {"qweight", "scales", "qzeros"} <= shapes.keys():
         (words, wide), outputs = shapes["qweight"], shapes["scales"][1]
         each = -(-outputs // shapes["qzeros"][1])
-        return outputs, shapes["g_idx"][0] if "g_idx" in shapes else words if wide != outputs else words * each
-    shape = shapes.get("weight", ())
-    if "weight_packed" in shapes:
-        outputs, words = shapes["weight_packed"]
-        groups = shapes["weight_scale"][1]
-        return outputs, words * (2 if words == groups * 16 and "weight_shape" not in shapes else 8)
-    return (shape[0], shape[1]) if len(shape) == 2 else None
+        return outputs, len(read["g_idx"]) if "g_idx" in read else words if wide != outputs else words * each
+    if "weight_shape" in read:
+        outputs, inputs = read["weight_shape"].tolist()
+        return outputs, inputs
+    shape = shapes.get("weight")
+    if shape is None and "weight_packed" in shapes:
+        return shapes["weight_packed"][0], 2 * shapes["weight_packed"][1]
+    return shape
 
 
 def _widen_experts(found: WideTensors, form: Mxfp4Format, dtype: torch.dtype) -> None:

@@ -22,8 +22,8 @@ from gapless.base.files import GGUF_NAME, INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
-from gapless.model.formats.gguf import GgufTensors
 from gapless.model.gguf_files import read_table
+from gapless.model.gguf_tensors import GgufTensors
 from gapless.model.params import allocate
 from gapless.model.slots import StoredRows, TensorSlot
 from gapless.model.slots import slots as slots_of

@@ -30,7 +30,7 @@ SIZES = {
 MODELS = {
     "llama": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
-    "qwen3": (transformers.Qwen3Config, {"head_dim": 48, "tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 64, "tie_word_embeddings": True}),
 }
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",

@@ -11,6 +11,7 @@ from gapless.model.fields import Fields
 from gapless.model.formats.awq import AwqFormat
 from gapless.model.formats.compressed import CompressedFormat
 from gapless.model.formats.fp8 import Fp8Format
+from gapless.model.formats.gguf import GgufFormat
 from gapless.model.formats.gptq import GptqFormat
 from gapless.model.formats.mxfp4 import Mxfp4Format
 from gapless.model.formats.rounded import RoundedFormat
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def _gguf(asked: Quantization) -> WeightFormat:
-    from gapless.model.formats.gguf import GgufFormat  # imports torch, which configs do without
 
     return GgufFormat(asked)
 
