@@ -21,12 +21,6 @@ from gapless.model.quantization import FORMAT_PLUG_INS, Quantization
 if TYPE_CHECKING:
     from gapless.model.config import ModelConfig
 
-
-def _gguf(asked: Quantization) -> WeightFormat:
-
-    return GgufFormat(asked)
-
-
 WEIGHT_FORMATS: dict[str, Callable[[Quantization], WeightFormat]] = {
     "fp8": Fp8Format,
     "compressed-tensors": CompressedFormat,
@@ -35,7 +29,7 @@ WEIGHT_FORMATS: dict[str, Callable[[Quantization], WeightFormat]] = {
     "awq": AwqFormat,
     "awq_marlin": AwqFormat,
     "mxfp4": Mxfp4Format,
-    "gguf": _gguf,
+    "gguf": GgufFormat,
 }
 """Formats by quant_method; each refuses a quantization_config that it does not read whole"""
 REFUSED = {
@@ -58,8 +52,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
     method = values.get("quant_method") if isinstance(values, dict) else None
     if method in WEIGHT_FORMATS:
         found = Quantization(method, values, str(fields.path))
-        if method != "gguf":  # the reader of the file has made this one
-            WEIGHT_FORMATS[method](found)
+        WEIGHT_FORMATS[method](found)
         return found
     known = [*WEIGHT_FORMATS, *plug_ins(FORMAT_PLUG_INS)]
     if not isinstance(method, str) or method not in known:
