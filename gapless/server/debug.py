@@ -132,7 +132,7 @@ async def history(call: HttpCall) -> ASGIApp:
     free, total = host.memory()
     engine = getattr(llm.backend, "pid", None)
     kv_bytes = llm.info.kv_bytes if llm.started else 0
-    server = sum([host.resident(pid) for pid in ("self", *state.others.pids)])
+    server = host.resident("self") + sum(map(host.resident, state.others.pids))
     memory = {"free": free, "total": total, "server": server, "kv": kv_bytes}
     memory |= {"engine": host.resident(engine) if engine else 0}
     seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
