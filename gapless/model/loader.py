@@ -21,7 +21,7 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
-from gapless.model.formats import format_of
+from gapless.model.formats import format_of, layouts_of
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate
@@ -57,6 +57,9 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
+    for (layout, why), count in layouts_of(model).items():
+        if why:
+            announce(f"{count} products are {layout}, multiplied out: {why}")
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder

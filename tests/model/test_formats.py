@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from model.format_cases import BY_NAME, CASES, write_checkpoints
+from model.format_cases import BY_NAME, CASES, SIZES, write_checkpoints
 from safetensors.torch import load_file, save_file
+from tiny_models import tiny_config
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import SINGLE
+from gapless.cli.model_report import rows
 from gapless.kernels.kinds import DENSE
 from gapless.model.config import read_model_config
+from gapless.model.dummy import fill_dummy
 from gapless.model.loader import read_params
 from gapless.model.params import PRODUCTS, allocate
 
@@ -57,7 +62,7 @@ KV_NAMES = [
 @pytest.mark.parametrize(("key", "value", "shape"), KV_NAMES)
 def test_scales_of_keys_and_values_are_read_by_every_name(tmp_path, key, value, shape):
     packed, _ = write_checkpoints(tmp_path, BY_NAME["fp8_static"])
-    tensors, scales = load_file(packed / SINGLE), torch.tensor([[0.25, 0.5], [0.03, 2.0]])
+    tensors, scales = load_file(packed / SINGLE), torch.tensor([[0.25, 0.5], [0.125, 2.0]])
     assert read(packed).kv_scales is None
     pairs = {f"model.layers.{i}.{name}": scales[i, j].reshape(shape).clone()
              for i in range(2) for j, name in enumerate((key, value))}  # fmt: skip
@@ -65,5 +70,20 @@ def test_scales_of_keys_and_values_are_read_by_every_name(tmp_path, key, value, 
     assert read(packed).kv_scales.equal(scales)
     del pairs[f"model.layers.1.{value}"]
     save_file(tensors | pairs, packed / SINGLE)
-    with pytest.raises(CheckpointError, match=r"k_scale and v_scale of layer 1 must be numbers above 0, got \[0.03"):
+    with pytest.raises(CheckpointError, match=r"k_scale and v_scale of layer 1 must be numbers above 0, got \[0.125, 0.0\]"):
         read(packed)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_dummy_weights_are_in_the_layouts_of_a_format_and_are_reported(tmp_path, case):
+    values = tiny_config(**SIZES, head_dim=64, quantization_config=case.config)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = read_model_config(tmp_path)
+    params = allocate(config, torch.float32, torch.device("cpu"))
+    fill_dummy(params, 0)
+    for layer in params.layers:
+        assert {getattr(layer, name).layout for name in PRODUCTS} == {case.layout}
+        assert all(bool(getattr(layer, name).values().any()) for name in PRODUCTS)
+    text = dict(rows(config))["weights"]
+    assert text.startswith(f"{case.config['quant_method']}: 8 products {case.layout}")
+    assert ("(" in text) == (case.layout == DENSE)

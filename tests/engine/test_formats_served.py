@@ -1,0 +1,78 @@
+"""Quantised checkpoints through the real loop: the tokens of the plain checkpoint of the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+from model.format_cases import BY_NAME, CASES, write_checkpoints
+from sharpest import sharpest
+
+from gapless import LLM, SamplingParams
+from gapless.base.errors import CheckpointError
+from gapless.demo import weights_dir
+from gapless.kernels import native, plain
+from gapless.kernels.kinds import WeightKind
+
+PROMPTS = [[1, 2, 3], [7, 5, 9, 11, 60, 3, 8], [42]]
+COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "layer_norm_eps": 1e-5, "logit_scale": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def dense_products(monkeypatch):
+    """Kernels that multiply quantised weights out: others may round what they multiply by."""
+    monkeypatch.setattr(native, "load", lambda: None)
+    products = {WeightKind.DENSE: plain.KERNELS.products[WeightKind.DENSE]}
+    monkeypatch.setattr(plain, "KERNELS", plain.KERNELS._replace(products=products))
+
+
+def served(folder, depth="4", **options):
+    return LLM(str(folder), device="cpu", tokenizer=str(weights_dir()), max_model_len=64, depth=depth, **options)
+
+
+def answers(llm):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+NAMES = sharpest(["fp8_128", "ct_int4_zeros", *(case.name for case in CASES if case.name not in
+                                                ("fp8_128", "ct_int4_zeros"))], keep=2)  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", sharpest([{}, COHERE], whole=True), ids=["qwen3", "cohere"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_of_the_plain_numbers_at_every_depth(tmp_path, name, changes):
+    packed, plain_one = write_checkpoints(tmp_path, BY_NAME[name], **changes)
+    with served(plain_one) as llm:
+        wanted = answers(llm)
+    for depth in ("1", "4", "8"):
+        with served(packed, depth) as llm:
+            assert answers(llm) == wanted, depth
+
+
+def test_new_weights_are_of_the_same_format_and_layouts(tmp_path):
+    packed, _ = write_checkpoints(tmp_path / "one", BY_NAME["gptq_sym"])
+    others, plain_one = write_checkpoints(tmp_path / "other", BY_NAME["gptq_sym"], seed=1)
+    finer, _ = write_checkpoints(tmp_path / "finer", BY_NAME["gptq_asym"])
+    fp8, _ = write_checkpoints(tmp_path / "fp8", BY_NAME["fp8_128"])
+    with served(plain_one) as llm:
+        wanted = answers(llm)
+    with served(packed) as llm:
+        before = answers(llm)
+        for folder, text in ((finer, "qkv of layer 0 is int4 by 32, and the engine runs a model with int4 by 64"),
+                             (fp8, "method is fp8, and the engine runs a model with gptq"),
+                             (plain_one, "quantization is None, and the engine runs a model with gptq")):  # fmt: skip
+            with pytest.raises(CheckpointError, match=text):
+                llm.update_weights(str(folder))
+        assert answers(llm) == before
+        llm.update_weights(str(others))
+        assert answers(llm) == wanted != before
+
+
+def test_a_quantised_draft_model_drafts_for_a_plain_one(tmp_path):
+    packed, plain_one = write_checkpoints(tmp_path, BY_NAME["gptq_sym"])
+    asked = {"method": "draft_model", "model": str(packed), "num_speculative_tokens": 2}
+    with served(plain_one) as llm:
+        wanted = answers(llm)
+    with served(plain_one, speculative_config=asked) as llm:
+        assert answers(llm) == wanted
+        assert llm.stats().speculation.accepted > 0
