@@ -59,10 +59,17 @@ class KVLayout(NamedTuple):
             )
         return pages, layers, 1, page_size, self.kv_heads, self.head_dim * 3 // 2 + 4
 
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the key and value of one token"""
+        if self.format is KVFormat.K8V4:
+            return self.kv_heads * (self.head_dim * 3 // 2 + 4)
+        return 2 * self.kv_heads * self.head_dim * self.stored.itemsize
+
     def layer_bytes(self, page_size: int) -> int:
-        """Bytes of one page of one layer."""
-        _, _, kinds, _, heads, width = self.shape(1, 1, page_size)
-        return kinds * page_size * heads * width * self.stored.itemsize
+        """Bytes of one page of one layer. Raises ConfigError if the format has no such pages."""
+        self.shape(1, 1, page_size)
+        return page_size * self.entry_bytes
 
 
 class Sections(NamedTuple):

@@ -41,26 +41,11 @@ def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | 
     return places
 
 
-def _unscaled(operator: Operator, at: int) -> Operator:
-    """Return an operator as one with the argument `scales` at this place, if it has none: its memory has the model's
-    dtype."""
-    schema = getattr(getattr(operator, "default", operator), "_schema", None)
-    if schema is None or any(argument.name == "scales" for argument in schema.arguments):
-        return operator
-
-    def call(*args: Any) -> Any:
-        assert args[at] is None, "these kernels read KV of the model's dtype"
-        return operator(*args[:at], *args[at + 1 :])
-
-    return call
-
-
 # Operations of every layer have their own functions: in an eager step the host's time for each call counts.
 
 
 def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, Tensor], None]:
     """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, angles, slots, cache, layer, scales)."""
-    operator = _unscaled(operator, 7)
 
     def call(qkv: Tensor, rotation: Rotation, kv: KV, slots: Tensor) -> None:
         operator(qkv, *rotation, slots, kv.cache, kv.layer, kv.scales)
@@ -70,7 +55,6 @@ def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, Tensor
 
 def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend], Tensor]:
     """`seam.Kernels.decode_attention` by an operator (q, *kv, rows, kv_lens, *attend)."""
-    operator = _unscaled(operator, 4)
 
     def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend) -> Tensor:
         found: Tensor = operator(q, *kv, batch.rows, batch.kv_lens, *attend)
@@ -82,7 +66,6 @@ def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Atte
 def prefill_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend, int], Tensor]:
     """`seam.Kernels.prefill_attention` by an operator (q, *kv, rows, starts, kv_lens, spans, *attend,
     max_query)."""
-    operator = _unscaled(operator, 4)
 
     def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_query: int) -> Tensor:
         found: Tensor = operator(q, *kv, batch.rows, batch.starts, batch.kv_lens, batch.spans, *attend, max_query)

@@ -19,6 +19,7 @@ from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import digest_of
+from gapless.model.kv_memory import renew_scales
 from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
 from gapless.model.registry import Impl
@@ -111,6 +112,7 @@ def put_weights(model: LoadedModel, params: Params) -> Iterator[bool]:
     for own, new in ((model.embedding, params.embedding), (model.positions, params.positions)):
         if own is not None and new is not None:
             own.copy_(new)
+    renew_scales(model, params.kv_scales)
     yield True
 
 

@@ -275,6 +275,71 @@ void check_attention() {
     }
 }
 
+float number_of(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, fraction = byte & 7;
+  const double size = exponent ? std::ldexp(1 + fraction / 8.0, exponent - 7) : std::ldexp(fraction / 8.0, -6);
+  return (byte & 127) == 127 ? NAN : float(byte >> 7 ? -size : size);
+}
+
+// A memory of fewer bits gives the bits of one with its numbers.
+template <typename T, typename S>
+void check_fewer(const std::string& name, int64_t dim, const Case& one) {
+  constexpr float SCALE = 0.5;
+  Prompt<T> prompt(one, dim);
+  const int64_t count = prompt.PAGE * prompt.KV_HEADS, bytes = Stored<S>::page_bytes(count, dim);
+  const int64_t pages = prompt.table.size() * prompt.LAYERS;
+  std::vector<S> stored(pages * bytes);
+  Worst written{name + " " + NAME<T> + ", " + std::to_string(dim) + ", " + one.name};
+  auto round = [&](T& to, float number, double scale, double step) {
+    const double before = to_float(to);
+    if (!std::isnan(before)) written.take(number * scale, before, step + HALF<T> * std::fabs(before));
+    assign(to, number);
+  };
+  for (int64_t page = 0; page < pages; page++)
+    for (int64_t i = 0; i < count; i++) {
+      T *key = &prompt.cache[(2 * page * count + i) * dim], *value = key + count * dim;
+      const auto [keys, values, pair] = Stored<S, uint8_t>::first(&stored[page * bytes].bits, count, dim).after(i, dim);
+      auto e4m3_of = [&](T* from, uint8_t* to) {
+        pack_e4m3(from, dim, SCALE, to);
+        for (int64_t d = 0; d < dim; d++)
+          round(from[d], number_of(to[d]), SCALE, std::max(0x1p-4f * std::fabs(to_float(from[d])), 0x1p-10f * SCALE));
+      };
+      e4m3_of(key, keys);
+      if constexpr (!Stored<S>::NIBBLES) e4m3_of(value, values);
+      else {
+        pack_nibbles(value, dim, values, pair);
+        f16 own[2];
+        std::memcpy(own, pair, 4);
+        const float step = to_float(own[0]), least = to_float(own[1]);
+        for (int64_t d = 0; d < dim; d++)
+          round(value[d], float(values[d % (dim / 2)] >> (d < dim / 2 ? 0 : 4) & 15) * step + least, 1, step * 0.51);
+      }
+    }
+  const Paged<T> plain = prompt.kv();
+  const Paged<S> fewer{stored.data(), plain.layers, plain.page_size, plain.kv_heads, dim, plain.layer, plain.table,
+                       plain.table_stride};
+  const Batch batch{2, prompt.rows, prompt.lens, prompt.starts, prompt.spans()};
+  const int64_t stride = prompt.HEADS * dim, whole = prompt.queries.size();
+  std::vector<T> ours(whole), theirs(whole);
+  auto same = [&](int64_t size) { written.same = written.same && same_bits(ours.data(), theirs.data(), size); };
+  const Batch rows{2, prompt.rows, prompt.lens};
+  decode_attention(prompt.from(0), rows, fewer, prompt.one.attend, ours.data());
+  decode_attention(prompt.from(0), rows, plain, prompt.one.attend, theirs.data()), same(2 * stride);
+  prefill_attention(prompt.from(0), batch, fewer, prompt.one.attend, ours.data());
+  prefill_attention(prompt.from(0), batch, plain, prompt.one.attend, theirs.data()), same(whole);
+  prefill_attention_floats(prompt.from(0), batch, fewer, prompt.one.attend, ours.data());
+  prefill_attention_floats(prompt.from(0), batch, plain, prompt.one.attend, theirs.data()), same(whole);
+}
+
+template <typename T>
+void check_stored() {
+  for (int64_t dim : {16, 34, 80, 128})
+    for (const Case& one : cases()) {
+      check_fewer<T, e4m3>("attention over e4m3", dim, one);
+      check_fewer<T, k8v4>("attention over k8v4", dim, one);
+    }
+}
+
 template <typename T>
 void check_elements() {
   Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
@@ -331,6 +396,7 @@ int main() {
   if (DOTS_HERE) check_product<bf16, bf16>("product of pairs", linear_dots, 0x1p-23, true);
   check_bytes();
   check_attention<float>(), check_attention<bf16>(), check_attention<f16>();
+  check_stored<float>(), check_stored<bf16>(), check_stored<f16>();
   check_elements<float>(), check_elements<bf16>();
   check_choices<float>(), check_choices<bf16>();
   return good ? 0 : 1;

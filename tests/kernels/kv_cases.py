@@ -10,8 +10,6 @@ from torch import Tensor
 from gapless.kernels.kv import KVFormat, to_e4m3, to_nibbles
 
 FORMATS = (KVFormat.FP8, KVFormat.K8V4)
-IMPLEMENTED = ("torch", "interpreter", "cuda")
-"""The implementations that compute them"""
 SCALES = torch.tensor([[3.0, 7.0], [0.25, 0.5]])
 """Those of the layer that tests fill are the last."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attend_cases import GPU_CASES, MIXED, PLAIN, SHORT_CASES, Case, Shape, for_decode, for_prefill, near
 from implementations import F32, runs
-from kv_cases import FORMATS, IMPLEMENTED, SCALES, decoded, e4m3_values, given_in
+from kv_cases import FORMATS, SCALES, decoded, e4m3_values, given_in
 from paged import LAYER, Heads
 from products import random
 
@@ -98,7 +98,6 @@ CELLS = [
 @runs(
     "kind, heads, page_size",
     [cell for cell in CELLS if cell[0] is KVFormat.FP8 or cell[2] != 5],
-    on=IMPLEMENTED,
     keep=5,
 )
 def test_written_entries_are_those_of_the_reference_to_the_bit(implementation, kind, heads, page_size):
@@ -125,7 +124,7 @@ def test_written_entries_are_those_of_the_reference_to_the_bit(implementation, k
             assert decoded(got, heads.dim, scales)[written].isfinite().all()
 
 
-@runs("kind, case", [(kind, case) for case in SHORT_CASES for kind in FORMATS], on=IMPLEMENTED, keep=16, cuda=[
+@runs("kind, case", [(kind, case) for case in SHORT_CASES for kind in FORMATS], keep=16, cuda=[
     (kind, case) for case in GPU_CASES[::3] for kind in FORMATS
 ])  # fmt: skip
 def test_attention_over_fewer_bits_equals_float64(implementation, kind, case):
