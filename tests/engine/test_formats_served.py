@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 from model.format_cases import BY_NAME, CASES, write_checkpoints
+from safetensors.torch import load_file, save_file
 from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
+from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError
+from gapless.base.files import SINGLE
 from gapless.demo import weights_dir
 from gapless.kernels import native, plain
 from gapless.kernels.kinds import WeightKind
+from gapless.model.loader import load_model
+from gapless.model.update import put_weights, read_weights
 
 PROMPTS = [[1, 2, 3], [7, 5, 9, 11, 60, 3, 8], [42]]
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "layer_norm_eps": 1e-5, "logit_scale": 1.0}
@@ -66,6 +74,22 @@ def test_new_weights_are_of_the_same_format_and_layouts(tmp_path):
         assert answers(llm) == before
         llm.update_weights(str(others))
         assert answers(llm) == wanted != before
+
+
+def test_scales_of_keys_and_values_are_the_checkpoints(tmp_path):
+    """By a spy on what the memory is made with; new weights bring theirs, or are measured if they have none."""
+    packed, _ = write_checkpoints(tmp_path, BY_NAME["fp8_static"])
+    shutil.copytree(packed, tmp_path / "without")
+    scales = torch.tensor([[0.25, 0.5], [0.125, 2.0]])
+    pairs = {f"model.layers.{i}.self_attn.{name}": scales[i, j].clone()
+             for i in range(2) for j, name in enumerate(("k_scale", "v_scale"))}  # fmt: skip
+    save_file(load_file(packed / SINGLE) | pairs, packed / SINGLE)
+    model = load_model(EngineConfig(model=str(packed), kv_cache_dtype="fp8", max_model_len=64), torch.device("cpu"))
+    assert model.kv_scales.equal(scales) and not model.kv_measured
+    for folder, own in ((tmp_path / "without", False), (packed, True)):
+        for _ in put_weights(model, read_weights(folder, model.config, model.dtype).params):
+            pass
+        assert model.kv_scales.equal(scales) == own and model.kv_measured != own
 
 
 def test_a_quantised_draft_model_drafts_for_a_plain_one(tmp_path):
