@@ -60,9 +60,9 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
-    for (layout, why), count in layouts_of(model).items():
+    for (_, why), many in layouts_of(model).items():
         if why:
-            announce(f"{count} products are {layout}, multiplied out: {why}")
+            announce(f"{many} products are multiplied out to {dtype_of(config, model)}: {why}")
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
@@ -88,8 +88,8 @@ def _by_transformers(
             raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
     from gapless.model.transformers_load import load  # imports transformers, which native models do not need
 
-    asked = model.quantization
-    form = RoundedFormat(asked, "") if asked and asked.at_load else format_of(model)
+    stored = model.quantization
+    form = RoundedFormat(stored, "") if stored and stored.at_load else format_of(model)
     dummy = config.base_seed if config.load_format == "dummy" else None
     made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy, form)
     made.config = model

@@ -103,10 +103,8 @@ def sizes_of(read: Mapping[str, Tensor]) -> tuple[int, int] | None:
     if "weight_shape" in read:
         outputs, inputs = read["weight_shape"].tolist()
         return outputs, inputs
-    shape = shapes.get("weight")
-    if shape is None and "weight_packed" in shapes:
-        return shapes["weight_packed"][0], 2 * shapes["weight_packed"][1]
-    return shape
+    name, each = ("weight", 1) if "weight" in shapes else ("weight_packed", 2)
+    return (shapes[name][0], each * shapes[name][1]) if name in shapes else None
 
 
 def _widen_experts(found: WideTensors, form: Mxfp4Format, dtype: torch.dtype) -> None:

@@ -70,7 +70,7 @@ def test_scales_of_keys_and_values_are_read_by_every_name(tmp_path, key, value, 
     assert read(packed).kv_scales.equal(scales)
     del pairs[f"model.layers.1.{value}"]
     save_file(tensors | pairs, packed / SINGLE)
-    with pytest.raises(CheckpointError, match=r"k_scale and v_scale of layer 1 must be numbers above 0, got \[0.125, 0.0\]"):
+    with pytest.raises(CheckpointError, match=r"v_scale of layer 1 must be numbers above 0, got \[0.125, 0.0\]"):
         read(packed)
 
 
