@@ -30,6 +30,7 @@ from gapless.model.params import allocate
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check
 from gapless.model.slots import slots
 from gapless.model.spec import LayerSpec
+from gapless.model.transformers_weights import wide_tensors
 from gapless.model.weights import load_weights, own_head, tensor_names
 
 HOST = torch.device("cpu")
@@ -91,8 +92,6 @@ def _reference(
     shrink(config, len(model.spec.layers), len(small.spec.layers), SMALL_WINDOW)
     config.tie_word_embeddings = model.spec.tied
     config._attn_implementation = "eager"
-    from gapless.model.transformers_weights import wide_tensors
-
     found = wide_tensors(directory, format_of(model), torch.float32).tensors
     tensors = {name: tensor for name, tensor in found.items() if name not in rest}
     with silent(), torch.no_grad():

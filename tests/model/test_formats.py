@@ -10,13 +10,15 @@ from model.format_cases import BY_NAME, CASES, SIZES, write_checkpoints
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_config
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError
 from gapless.base.files import SINGLE
 from gapless.cli.model_report import rows
 from gapless.kernels.kinds import DENSE
 from gapless.model.config import read_model_config
+from gapless.model.drafting.mtp import load_mtp
 from gapless.model.dummy import fill_dummy
-from gapless.model.loader import read_params
+from gapless.model.loader import load_model, read_params
 from gapless.model.params import PRODUCTS, allocate
 
 
@@ -87,3 +89,17 @@ def test_dummy_weights_are_in_the_layouts_of_a_format_and_are_reported(tmp_path,
     text = dict(rows(config))["weights"]
     assert text.startswith(f"{case.config['quant_method']}: 8 products {case.layout}")
     assert ("(" in text) == (case.layout == DENSE)
+
+
+@pytest.mark.parametrize("name", ["fp8_128", "ct_int4_zeros", "gptq_asym"])
+def test_an_mtp_layer_is_read_in_the_format_of_its_model(tmp_path, name):
+    found = []
+    for folder in write_checkpoints(tmp_path, BY_NAME[name], mtp=True):
+        model = load_model(EngineConfig(model=str(folder), max_model_len=64), torch.device("cpu"))
+        found.append(load_mtp(folder, model))
+    packed, plain = found
+    assert packed.join.equal(plain.join) and packed.norm.equal(plain.norm)
+    for product in PRODUCTS:
+        matrix, wanted = getattr(packed.layer, product), getattr(plain.layer, product)
+        assert matrix.layout == BY_NAME[name].layout
+        assert matrix.multiplied_out().tensors[0].equal(wanted.tensors[0])
