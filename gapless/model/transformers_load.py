@@ -129,7 +129,7 @@ def _filled(
     if dummy is not None:
         tensors = _dummies(made, config, dtype, dummy)
         net = made.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, local_files_only=True)
-        return net, {} if form is None else rounded(base_of(net), form)
+        return net, {} if form is None else rounded(net, base_of(net), form)
     at_load = isinstance(form, RoundedFormat)
     tensors, homes, stored = wide_tensors(directory, None if at_load else form, dtype)
     net, found = made.from_pretrained(
@@ -149,7 +149,7 @@ def _filled(
     for name, got, wanted in sorted(found["mismatched_keys"]):
         shapes = f"has shape {list(got)}, but by config.json it must be {list(wanted)}"
         raise CheckpointError(f"{homes.get(name, directory)}: tensor {name!r} {shapes}")
-    return net, rounded(base_of(net), form) if form is not None and at_load else matched(net, stored)
+    return net, rounded(net, base_of(net), form) if form is not None and at_load else matched(net, stored)
 
 
 def _dummies(made: Any, config: Any, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:

@@ -128,11 +128,14 @@ def matched(net: nn.Module, kept: Mapping[str, Matrix]) -> dict[nn.Module, Matri
     return found
 
 
-def rounded(base: nn.Module, form: WeightFormat) -> dict[nn.Module, Matrix]:
-    """Round the linear layers of a decoder to the layouts of a format, and return their weights."""
-    found: dict[nn.Module, Matrix] = {}
-    for name, module in _linears(base):
-        stored = None if name.endswith(_ROUTERS) else form.weight(name, module.out_features, module.in_features)
+def rounded(net: nn.Module, base: nn.Module, form: WeightFormat) -> dict[nn.Module, Matrix]:
+    """Round the linear layers of a class, those of its decoder `base`, to the layouts of a format, and return their
+    weights."""
+    found, inside = dict[nn.Module, Matrix](), {*base.modules()}
+    for name, module in _linears(net):
+        if module not in inside or name.endswith(_ROUTERS):
+            continue
+        stored = form.weight(name, module.out_features, module.in_features)
         if stored is None or stored.layout == DENSE:
             continue
         weight = module.weight.data
