@@ -11,6 +11,7 @@ from gapless.base.progress import in_bytes
 from gapless.kernels.kinds import Reach
 from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.model.config import ModelConfig
+from gapless.model.formats import layouts_of
 from gapless.model.registry import Impl
 from gapless.model.spec import LayerSpec, ModelSpec
 
@@ -29,6 +30,10 @@ def rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     kinds = Counter(map(layer_kind, model.spec.layers))
     yield "layers", f"{len(model.spec.layers)}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     yield from _sizes(model, kv_bytes(model.spec))
+    if model.quantization:
+        counts = [f"{count} products {layout}" + f" ({why})" * bool(why)
+                  for (layout, why), count in layouts_of(model).items()]  # fmt: skip
+        yield "weights", f"{model.quantization}: {', '.join(counts)}; embedding and head in {model.dtype}"
     yield from _kernels(model.spec)
     modules = {module.rpartition(".")[2] for name in ("qkv", "output", "gate_up", "down")
                for module in model.names.modules(name)}  # fmt: skip
@@ -81,6 +86,9 @@ def _transformers(model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "class", f"transformers.{made.__name__}, with our attention, products and RMSNorms"
     yield "layers", str(model.sizes.layers)
     yield from _sizes(model, {})
+    if model.quantization:
+        kept = "linear layers as they are stored, all else multiplied out"
+        yield "weights", f"{model.quantization}: {kept} to {model.dtype}"
     yield "works", f"{WORKS}, {HISTORIES}"
     yield "refused", "LoRA, EAGLE-3, MTP, a draft model, /update_weights_from_disk, --batch-invariant"
     yield "check", "each start compares its logits with the class's own eager attention, and refuses a difference"
