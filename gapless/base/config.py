@@ -22,9 +22,6 @@ DEMO_MODEL = "demo"
 DEVICES = ("auto", "cpu", "cuda")
 DEVICE_PLUG_INS = "gapless.devices"
 """Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
-LAYOUT_PLUG_INS = "gapless.layouts"
-"""Entry points of this group are further layouts of weights: the method of a checkpoint's quantization_config, and its
-`kernels.matrix.WeightLayout`."""
 MAX_DEPTH = 8
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -124,6 +121,12 @@ class EngineConfig:
     )
     load_format: str = flag(
         "auto", "where weights come from; dummy makes random ones", choices=("auto", "safetensors", "dummy")
+    )
+    quantization: str = flag(
+        "auto",
+        "auto, weights as the checkpoint has them; fp8, int8 or int4, those of a plain checkpoint's layers rounded to "
+        "nearest at load",
+        aliases=("--quantize",),
     )
     model_impl: str = flag(
         "auto",

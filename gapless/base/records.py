@@ -49,6 +49,7 @@ class Cause(StrEnum):
     """A step gave no row a token, since the masks of all were late."""
     COPY_WAIT = "copy_wait"
     GRAPH_MISS = "graph_miss"
+    CAPTURE = "capture"
     DEPTH = "depth"
     LAUNCH = "launch"
 

@@ -131,7 +131,6 @@ TABLE: tuple[Foreign, ...] = (
     *_instead("--code-revision", "*", _NO_CODE),
     *_instead("--hf-token -hft", "*", "other users of this machine would see it; set HF_TOKEN in the environment"),
     *_instead("--offline", "", "set HF_HUB_OFFLINE=1 in the environment"),
-    *_only("--quantization --quantize", "none auto", "weights stay as the checkpoint has them"),
     *_nothing("--kv-cache-dtype", "auto", _DTYPE),
     *_instead(
         "--kv-cache-dtype -ctk --cache-type-k -ctv --cache-type-v", "bfloat16 bf16 float16 f16 half float32 f32", _DTYPE

@@ -20,6 +20,7 @@ COMMANDS: Table = {
     "bench": ("measure a server, an engine, a start", "bench"),
     "ab": ("compare two servers, or two flag sets of one, with statistics", "ab"),
     "eval": ("how many questions a model answers right", "eval"),
+    "quantize": ("round a checkpoint's weights to 8 or 4 bits", "quantize"),
     "top": ("what a running server does, live", "top"),
     "trace": ("record and read the timeline of an engine", "trace"),
     "kv": ("what a disk tier of KV pages holds", "kv"),

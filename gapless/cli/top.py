@@ -29,6 +29,7 @@ COLOURS = {
     "launch": "cyan",
     "grammar": "blue",
     "graph_miss": "bright_red",
+    "capture": "bright_magenta",
 }
 
 

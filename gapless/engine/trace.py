@@ -37,7 +37,7 @@ between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
-TRACE_FORMAT = "gapless 4"
+TRACE_FORMAT = "gapless 5"
 """Version of a file's arguments, checked when it is read back."""
 
 
@@ -120,6 +120,8 @@ def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: 
 def _host(steps: StepTable) -> Iterator[TraceEvent]:
     for step in steps:
         args = {"step": step.step}
+        if step.capture_until:
+            yield _span(HOST_LANE, "capture", step.capture_from, step.capture_until, args)
         yield _span(HOST_LANE, "plan", step.planning_at, step.planned_at, args)
         yield _span(HOST_LANE, "pack", step.planned_at, step.packed_at, args)
         yield _span(HOST_LANE, "launch", step.packed_at, step.launched_at, args)

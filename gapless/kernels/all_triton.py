@@ -16,9 +16,9 @@ from gapless.kernels.finish_triton import finish
 from gapless.kernels.invariant_attention_triton import triton_invariant_decode, triton_invariant_prefill
 from gapless.kernels.invariant_linear_triton import InvariantLinear
 from gapless.kernels.joined_rows import JOINED_ROWS
+from gapless.kernels.kinds import WeightKind
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.masks_triton import mask, reply
-from gapless.kernels.matrix import DENSE
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_layer_norm, triton_rms_norm
 from gapless.kernels.pages_triton import triton_copy_pages
@@ -30,7 +30,7 @@ from gapless.kernels.suffixes_triton import recall, remember
 
 TRITON_KERNELS = Kernels(
     name="triton",
-    products={DENSE.name: TorchLinear},
+    products={WeightKind.DENSE: TorchLinear},
     rms_norm=triton_rms_norm,
     layer_norm=triton_layer_norm,
     add_rms_norm=triton_add_rms_norm,
@@ -58,11 +58,11 @@ TRITON_KERNELS = Kernels(
     ahead=ahead,
 )
 HALF_KERNELS = TRITON_KERNELS._replace(
-    products={DENSE.name: FewRowsLinear}, ways=(FEW_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS)
+    products={WeightKind.DENSE: FewRowsLinear}, ways=(FEW_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS)
 )
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = TRITON_KERNELS._replace(
-    products={DENSE.name: InvariantLinear},
+    products={WeightKind.DENSE: InvariantLinear},
     decode_attention=unpack.decode_attention(triton_invariant_decode),
     prefill_attention=unpack.prefill_attention(triton_invariant_prefill),
 )

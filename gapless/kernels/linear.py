@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
+
+from gapless.kernels.kinds import WeightKind
+from gapless.kernels.matrix import Matrix
 
 SIZES_A_DOUBLING = 4
 """Row counts between a power of two and the next that oneDNN sees. It keeps a quarter to half a megabyte for each of
@@ -18,6 +23,12 @@ class TorchLinear:
     about half the time. The packed tensor is opaque: no other code can use its storage. Rows are padded with zeros to a
     few row counts: oneDNN compiles code for every count that it sees, and keeps it.
     """
+
+    kind = WeightKind.DENSE
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self:
+        return cls(matrix.tensors[0], matrix.bias)
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)

@@ -15,7 +15,8 @@ from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import attention
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
-from gapless.kernels.kinds import Activation
+from gapless.kernels.kinds import Activation, WeightKind
+from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
 from gapless.kernels.seam import DecodeBatch, Kernels
@@ -180,7 +181,7 @@ def next_header(words: Tensor, slots: int) -> None:
 
 
 KERNELS = Kernels(
-    "torch", {}, rms_norm, layer_norm, add_rms_norm, angles, rope_and_write, activate,
+    "torch", {WeightKind.DENSE: TorchLinear}, rms_norm, layer_norm, add_rms_norm, angles, rope_and_write, activate,
     attention.decode_attention, attention.prefill_attention, cut, sample, begin_decode, finish, score, accept, look_up,
     chunk_attention=attention.chunk_attention,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
-from gapless.kernels.kinds import Activation
+from gapless.kernels.kinds import Activation, WeightKind
 from gapless.kernels.masks import mask, reply
 from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.pages import copy_pages
@@ -125,8 +125,8 @@ class Kernels(NamedTuple):
 
     name: str
     """torch, triton or native"""
-    products: Mapping[str, Callable[..., Linear]]
-    """The products by weights of some layouts, by name; see `matrix.WeightLayout.product`, which serves the others"""
+    products: Mapping[WeightKind, type[Linear]]
+    """The products by weights of some kinds, dense ones at least"""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x [T, H], weight float32 [H], eps) -> [T, H], computed in float32"""
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor]
@@ -261,6 +261,10 @@ class Kernels(NamedTuple):
         return self.chunk_attention is not None
 
     def linear(self, matrix: Matrix) -> Linear:
-        """Make the product by a weight."""
-        product: Callable[..., Linear] = self.products.get(matrix.layout.name, matrix.layout.product)
-        return product(*matrix.tensors, matrix.bias)
+        """Make the product by a weight: multiplied out if there is none for its kind."""
+        product = self.products.get(matrix.layout.kind)
+        found = product.of(matrix) if product else None
+        if found is None:
+            found = self.products[WeightKind.DENSE].of(matrix.multiplied_out())
+        assert found is not None, "dense weights have a product"
+        return found

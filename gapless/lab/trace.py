@@ -34,7 +34,7 @@ from gapless.engine.trace import (
     kind_of,
 )
 
-RAW_FORMAT = "gapless steps 4"
+RAW_FORMAT = "gapless steps 5"
 TRACE_PHASES = {
     "plan": ("planning_at", "planned_at"),
     "pack": ("planned_at", "packed_at"),

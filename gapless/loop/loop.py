@@ -133,7 +133,8 @@ class Loop:
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
         if not self.flights and self.launcher.graphs.due:
-            self.counters.captures_refused += self.launcher.graphs.capture_due()
+            with self.log.capturing():
+                self.counters.captures_refused += self.launcher.graphs.capture_due()
 
     # Plan and launch.
 

@@ -16,6 +16,8 @@ KEPT_STEPS = 4096
 """Steps kept in a ring."""
 NO_COPIES = (0, 0, 0, 0)
 """The columns from `loads_from` to `stores_until` if no pages moved"""
+NO_CAPTURE = (0, 0)
+"""The columns `capture_from` and `capture_until` if nothing was captured"""
 StepRows = npt.NDArray[np.void]
 """[n] of STEP."""
 
@@ -116,6 +118,10 @@ class StepRecord(NamedTuple):
     stores_from: int
     """Start of the latest stretch of stores to the host tier, by the same rule."""
     stores_until: int
+    capture_from: int
+    """Start of the first capture since the launch before; 0 without one."""
+    capture_until: int
+    """End of the last of them."""
     missed: bool
     """Whether it ran eagerly because no graph was captured for it."""
     chained: bool

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import NO_COPIES, ChunkRecord, StepCounts, StepRing
+from gapless.loop.records import NO_CAPTURE, NO_COPIES, ChunkRecord, StepCounts, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.pace.chunk_limit import OverrunCause
 from gapless.step.launcher import Flight
@@ -43,6 +44,8 @@ class StepLog:
         self._work_at = 0
         self._held = NOT_HELD
         """The step that the depth limit waits for, and the time of its tokens' arrival or of awaited pages'"""
+        self._captures = NO_CAPTURE
+        """Start and end of captures"""
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
         self._waited = False
@@ -55,6 +58,15 @@ class StepLog:
         """Note new work for an idle loop."""
         self._work_at = self._clock()
         self.timeline.begin(self._work_at)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Note the time of captures."""
+        begin = self._clock()
+        yield
+        end = self._clock()
+        self._captures = self._captures[0] or begin, end
+        self.timeline.host.capture += end - begin
 
     def planning(self) -> None:
         self._planning_at = self._clock()
@@ -79,9 +91,9 @@ class StepLog:
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, *self._held,
             planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
-            flight.decision.missed, False,
+            *self._captures, flight.decision.missed, False,
         )  # fmt: skip
-        self._work_at, self._held = 0, NOT_HELD
+        self._work_at, self._held, self._captures = 0, NOT_HELD, NO_CAPTURE
         return packed_at - (self._left_at if flying else planning_at)
 
     def chained(self, flight: Flight, before: Flight) -> None:
@@ -91,7 +103,7 @@ class StepLog:
             flight.decoded.keys, (),
             plan.step, len(plan.decode), 0, records.begun - records.ended + 1,
             0, 0, 0,
-            at, at, at, flight.launched_at, *NO_COPIES, flight.decision.missed, True,
+            at, at, at, flight.launched_at, *NO_COPIES, *NO_CAPTURE, flight.decision.missed, True,
         )  # fmt: skip
         self.counters.chained_steps += 1
 

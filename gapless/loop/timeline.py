@@ -1,17 +1,18 @@
 """The timeline: the device's time, every nanosecond busy or idle with a cause.
 
 Idle time runs from the end of a step on the device to the start of the next. It is cut, in this order, into at most
-four parts, any of which may be empty:
+five parts, any of which may be empty:
 
 1. `no_work`: until the loop got work that could run. Such idle time is not a bubble.
 2. `copy_wait`: until the host had the tokens of the step that the depth limit made this one wait for. The device had
    ended that step, and only the copy of its tokens kept the host waiting. Or until a transfer of pages ended, if
    nothing else could run.
-3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` if there was work, and the limit
+3. `capture`: until the graphs were captured for which the loop let the device come to rest.
+4. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` if there was work, and the limit
    made the step wait for the very step whose end began the gap: one more in flight would have filled it. `graph_miss`
    if the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all other cases: the
-   host could have come in time and did not; the pause of a capture counts there too.
-4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
+   host could have come in time and did not.
+5. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
 A step whose rows all lacked masks counts as idle with the cause `grammar`. Any other counts as busy from its first to
 its last event. If the host enqueues a step kernel by kernel while it runs, the device may have waited inside it, which
@@ -30,7 +31,7 @@ from gapless.loop.records import COLUMNS, StepRows, StepTable
 
 TOKEN_BUCKETS = 33
 _NO_WORK, _COPY_WAIT, _LAUNCH = (CAUSES.index(cause) for cause in (Cause.NO_WORK, Cause.COPY_WAIT, Cause.LAUNCH))
-_GRAMMAR = CAUSES.index(Cause.GRAMMAR)
+_GRAMMAR, _CAPTURE = CAUSES.index(Cause.GRAMMAR), CAUSES.index(Cause.CAPTURE)
 _HOST_LATE, _GRAPH_MISS, _DEPTH = (CAUSES.index(cause) for cause in (Cause.HOST_LATE, Cause.GRAPH_MISS, Cause.DEPTH))
 
 
@@ -44,26 +45,26 @@ class Gap(NamedTuple):
 
 
 class IdleParts(NamedTuple):
-    """The idle time before each of n steps, cut into its four parts."""
+    """The idle time before each of n steps, cut into its five parts."""
 
     edges: Int64s
-    """[5, n] boundaries of the parts, ns, ascending."""
+    """[6, n] boundaries of the parts, ns, ascending."""
     late: Int64s
-    """[n] causes of the third part, as places in CAUSES; the other parts have fixed causes."""
+    """[n] causes of the fourth part, as places in CAUSES; the other parts have fixed causes."""
 
     def causes(self) -> Int64s:
-        """Return the causes of all parts, [4, n]."""
+        """Return the causes of all parts, [5, n]."""
         ones = np.ones_like(self.late)
-        return np.stack([_NO_WORK * ones, _COPY_WAIT * ones, self.late, _LAUNCH * ones])
+        return np.stack([_NO_WORK * ones, _COPY_WAIT * ones, _CAPTURE * ones, self.late, _LAUNCH * ones])
 
 
 def idle_parts(rows: StepRows, idle_from: Int64s) -> IdleParts:
     """Cut the idle time of each step, from `idle_from` [n], the end of the step before, to its own start."""
     work_at, held_until = rows["work_at"], rows["held_until"]
-    edges = np.empty((5, len(rows)), np.int64)
-    edges[0], edges[4] = idle_from, np.maximum(rows["device_start"], idle_from)
-    for place, until in ((1, work_at), (2, held_until), (3, rows["launched_at"])):
-        np.minimum(np.maximum(until, edges[place - 1]), edges[4], out=edges[place])
+    edges = np.empty((6, len(rows)), np.int64)
+    edges[0], edges[5] = idle_from, np.maximum(rows["device_start"], idle_from)
+    for place, until in enumerate((work_at, held_until, rows["capture_until"], rows["launched_at"]), 1):
+        np.minimum(np.maximum(until, edges[place - 1]), edges[5], out=edges[place])
     held_by = rows["held_by"]
     for_depth = (held_by > 0) & (held_by == rows["step"] - 1) & (held_until >= work_at)
     late = np.where(for_depth, _DEPTH, np.where(rows["missed"], _GRAPH_MISS, _HOST_LATE))
@@ -107,7 +108,7 @@ class DeviceTimes:
 
 @dataclass(slots=True)
 class HostTimes:
-    """Host time of all steps by phase, ns: plan, prepare (pack), launch, wait, post (commit and retire)."""
+    """Host time of all steps by phase, ns: plan, prepare (pack), launch, wait, post (commit and retire), capture."""
 
     plan: int = 0
     prepare: int = 0
@@ -116,6 +117,7 @@ class HostTimes:
     post: int = 0
     copy: int = 0
     """Time from a step's end on the device until the host had its tokens; 0 where the device writes there itself"""
+    capture: int = 0
 
 
 @dataclass(slots=True)
@@ -184,14 +186,14 @@ class Timeline:
         np.maximum(reached, self.covered, out=reached)
         idle_from = np.concatenate(((self.covered,), reached[:-1]))
         edges, late = idle_parts(rows, idle_from)
-        no_work, copied, launched, begun = (edges[1:] - edges[:-1]).sum(axis=1).tolist()
-        self._idle[[_NO_WORK, _COPY_WAIT, _LAUNCH]] += (no_work, copied, begun)
+        no_work, copied, captured, launched, begun = (edges[1:] - edges[:-1]).sum(axis=1).tolist()
+        self._idle[[_NO_WORK, _COPY_WAIT, _CAPTURE, _LAUNCH]] += (no_work, copied, captured, begun)
         if launched:
-            np.add.at(self._idle, late, edges[3] - edges[2])
+            np.add.at(self._idle, late, edges[4] - edges[3])
         self.covered = int(reached[-1])
         in_vain = int((end - start)[rows["in_vain"] != 0].sum())
         self._idle[_GRAMMAR] += in_vain
-        self.busy += int((reached - edges[4]).sum()) - in_vain
+        self.busy += int((reached - edges[5]).sum()) - in_vain
 
     def _count(self, decode: Int64s, chunk: Int64s) -> None:
         prefill = int(np.count_nonzero(chunk))

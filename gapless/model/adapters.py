@@ -20,7 +20,8 @@ from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
 from gapless.model.fields import UNUSED, Fields, warn_of
 from gapless.model.known_fields import ADAPTER
-from gapless.model.params import PRODUCTS, Params, rope_rows
+from gapless.model.params import PRODUCTS, Params
+from gapless.model.slots import rope_rows
 from gapless.model.spec import LayerSpec, ProductSpec
 from gapless.model.weights import read_tensors
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gapless.base.config import DEMO_MODEL, LAYOUT_PLUG_INS, EngineConfig
+from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.plug_ins import plug_ins
 from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG_FIELDS
-from gapless.model.registry import Impl, longest_of, quantised, route
+from gapless.model.quantization import Quantization, asked_quantization, read_quantization
+from gapless.model.registry import Impl, longest_of, route
 from gapless.model.spec import ModelSizes, ModelSpec
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -34,8 +34,8 @@ class ModelConfig:
     max_position_embeddings: int
     dtype: str
     """The checkpoint's own dtype; float32 if the file has none."""
-    layout: str = "dense"
-    """Layout of the weights of layers: dense, or a plug-in's"""
+    quantization: Quantization | None = None
+    """None for plain weights"""
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
@@ -83,9 +83,15 @@ def resolve_model_dir(name: str) -> Path:
 
 def load_config(engine: EngineConfig) -> ModelConfig:
     """Return the model's config without its weights: vocabulary, end tokens and limits."""
-    model = read_model_config(resolve_model_dir(engine.model), impl=engine.model_impl)
+    model = read_asked_config(engine)
     asked = (engine.generation_config, engine.override_generation_config)
     return replace(model, default_sampling=sampling_of(*asked, model.default_sampling, model.max_position_embeddings))
+
+
+def read_asked_config(engine: EngineConfig) -> ModelConfig:
+    """Read the config of an engine's model, with the quantisation asked for. Raises ConfigError, CheckpointError."""
+    model = read_model_config(resolve_model_dir(engine.model), impl=engine.model_impl)
+    return replace(model, quantization=asked_quantization(engine.quantization, model.quantization))
 
 
 def model_length(engine: EngineConfig, model: ModelConfig) -> int:
@@ -119,7 +125,7 @@ def read_model_config(directory: Path, known: Collection[str] = (), impl: str = 
         impl_reason=found.reason,
         max_position_embeddings=longest,
         dtype=_dtype(fields),
-        layout=_layout(fields),
+        quantization=read_quantization(fields),
         eos_token_ids=read_end_tokens(generation, fields, spec.vocab_size),
         default_sampling=read_sampling(generation, longest),
         files=(fields,) if generation is fields else (fields, generation),
@@ -151,17 +157,6 @@ def _drafter_dir(name: str) -> Path:
         return resolve_model_dir(name)
     except ConfigError as error:
         raise ConfigError(f"speculative_config.{error}") from error
-
-
-def _layout(fields: Fields) -> str:
-    """Return the layout of a layer's weights. Raises CheckpointError for one that neither we nor a plug-in has."""
-    asked = fields.get("quantization_config")
-    if asked is None:
-        return "dense"
-    method = asked.get("quant_method") if isinstance(asked, dict) else None
-    if method not in plug_ins(LAYOUT_PLUG_INS):
-        raise quantised(fields)
-    return str(method)
 
 
 def _dtype(fields: Fields) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from gapless.kernels import plain
+from gapless.kernels.kinds import WeightKind, WeightLayout
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
@@ -136,10 +137,15 @@ class Decoder:
         self.device, self.dtype = device, params.embedding.dtype
         self.ropes = rope_tables(config, max_model_len, device)
         self.blocks: list[Block] = []
+        layouts: set[tuple[WeightLayout, WeightKind]] = set()
         parts = iter(() if adapters is None else adapters.layers)
         for spec in self.spec.layers:
             layer = params.layers.pop(0)
-            self.blocks.append(Block.of(spec.within(max_model_len), layer, self.eps, kernels.linear, next(parts, None)))
+            block = Block.of(spec.within(max_model_len), layer, self.eps, kernels.linear, next(parts, None))
+            layouts |= {(getattr(layer, name).layout, getattr(block, name).linear.kind) for name in PRODUCTS}
+            self.blocks.append(block)
+        self.layouts = frozenset(layouts)
+        """Layouts of the weights of layers as read, each with the kind that is computed with"""
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
         ways = kernels.ways if self.spec.plain else ()

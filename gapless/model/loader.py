@@ -10,20 +10,21 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
-from gapless.kernels.matrix import DENSE
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
-from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
+from gapless.model.config import ModelConfig, model_length, read_asked_config, read_draft_config, resolve_model_dir
 from gapless.model.decoder import Decoder
 from gapless.model.drafting.draft_model import DraftModel, PageShare
 from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
+from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
 from gapless.model.native_check import HOST, check_native
-from gapless.model.params import Params, allocate, fill_dummy, slots
+from gapless.model.params import Params, allocate
 from gapless.model.registry import Impl
 from gapless.model.seam import LoadedModel
+from gapless.model.slots import slots
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
@@ -40,7 +41,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     wrong, and its field or tensor.
     """
     directory = resolve_model_dir(config.model)
-    model = read_model_config(directory, impl=config.model_impl)
+    model = read_asked_config(config)
     length = model_length(config, model)
     if model.impl == Impl.TRANSFORMERS:
         return _by_transformers(config, directory, model, device, kernels)
@@ -49,14 +50,17 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
-    joins = adapted and any(way.adapts for way in kernels.ways) and model.layout == DENSE.name
+    joins = adapted and any(way.adapts for way in kernels.ways) and model.quantization is None
     joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
-    made: LoadedModel = make(model, params, length, kernels, tables, spare)
+    made: Decoder = make(model, params, length, kernels, tables, spare)
+    for layout, kind in sorted(made.layouts):
+        if kind is not layout.kind:
+            announce(f"weights in {layout} are multiplied out to {made.dtype}: {kernels.name} kernels have no product")
     return made
 
 
@@ -67,6 +71,7 @@ def _by_transformers(
     in_pages = config.speculation and config.speculation.in_pages
     for name, asked, why in (
         ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
+        ("quantization", model.quantization, "its weights are plain ones"),
         ("batch_invariant", config.batch_invariant, "its operations may depend on their batch"),
         ("speculative_config", in_pages, "only drafts from histories work with it: ngram or suffix"),
     ):

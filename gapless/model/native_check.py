@@ -25,8 +25,9 @@ from gapless.model.decoder import Decoder
 from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.fields import Fields
-from gapless.model.params import allocate, slots
+from gapless.model.params import allocate
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check
+from gapless.model.slots import slots
 from gapless.model.spec import LayerSpec
 from gapless.model.weights import load_weights, mapped_tensors, own_head, tensor_names
 

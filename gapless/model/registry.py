@@ -209,22 +209,12 @@ def _foreign(fields: Fields, architecture: str) -> CountedSpec:
     if kinds and kind not in kinds:
         rule = f"must be {' or '.join(map(repr, sorted(kinds)))}, as architectures says {architecture}"
         raise fields.error("model_type", rule)
-    if fields.get("quantization_config"):
-        raise quantised(fields)
     for name in fields.values:
         fields.get(name)
     return CountedSpec(
         fields.whole("vocab_size"), 0, (), NormSpec(0.0), (),
         digest=_digest(fields.values), count=partial(_count, fields),
     )  # fmt: skip
-
-
-def quantised(fields: Fields) -> CheckpointError:
-    """Return the error of a checkpoint whose weights are in a layout that is not read."""
-    return CheckpointError(
-        f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
-        "use the bfloat16, float16 or float32 one"
-    )
 
 
 def _count(fields: Fields) -> ModelSizes:

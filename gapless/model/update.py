@@ -7,7 +7,7 @@ copies go to the memory that captured graphs read. What drafts for the model kee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from gapless.model.registry import Impl
 from gapless.model.seam import LoadedModel
 from gapless.model.weights import own_head
 
-OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files")
+OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files", "where")
 """Fields of a config that may differ: these stay as they were at the start."""
 
 
@@ -44,7 +44,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     if known.impl == Impl.TRANSFORMERS:
         raise CheckpointError(f"{directory}: new weights need a native model, and {known.architecture} is computed by "
                               "the Transformers backend: start an engine with them")  # fmt: skip
-    config = own_head(directory, read_model_config(directory, impl=known.impl), dtype)
+    config = own_head(directory, _alike(directory, known), dtype)
     for name, new, old in _differences("", config, known):
         raise CheckpointError(
             f"{directory}/config.json: {name} is {new}, and the engine runs a model with {old}: only weights of "
@@ -56,6 +56,12 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)
+
+
+def _alike(directory: Path, known: ModelConfig) -> ModelConfig:
+    """Read a config, with the quantisation at load that the engine's model has. Raises CheckpointError."""
+    found, asked = read_model_config(directory, impl=known.impl), known.quantization
+    return replace(found, quantization=asked) if asked and asked.at_load and not found.quantization else found
 
 
 def _differences(name: str, new: Any, old: Any) -> Iterator[tuple[str, Any, Any]]:

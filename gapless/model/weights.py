@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,14 +22,13 @@ from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
-from gapless.model.params import Slot, allocate
-from gapless.model.params import slots as slots_of
+from gapless.model.params import allocate
+from gapless.model.slots import StoredRows, TensorSlot
+from gapless.model.slots import slots as slots_of
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
-"""Numbers of token ids and of packed weights, which are not cast"""
-ALL_BYTES = BYTES | {name: dtype.itemsize for dtype, name in WHOLE.items()}
+ALL_BYTES = BYTES | {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 MAX_FILE_HEADER_BYTES = 100_000_000
 _ROWS = 8_192
 """Rows of two matrices that are compared at a time"""
@@ -51,7 +50,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 def _places(directory: Path) -> dict[str, Path]:
     """Return which file has each tensor; an index decides between two."""
-    files = _files(directory)
+    files = weight_files(directory)
     found = {tensor: directory / name for name in files for tensor in _header(directory / name)}
     return found | {tensor: directory / name for name, promised in files.items() for tensor in promised}
 
@@ -75,7 +74,7 @@ def own_head(directory: Path, config: ModelConfig, dtype: torch.dtype) -> ModelC
 
 def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtype) -> bool:
     """Return whether the head is the embedding, as far as their files can be compared."""
-    with _opened(places[pair[0]]) as one, _opened(places[pair[1]]) as other:
+    with opened(places[pair[0]]) as one, opened(places[pair[1]]) as other:
         first, second = one.get_slice(pair[0]), other.get_slice(pair[1])
         shape = first.get_shape()
         return shape == second.get_shape() and all(
@@ -85,7 +84,7 @@ def _are_equal(places: dict[str, Path], pair: tuple[str, str], dtype: torch.dtyp
 
 
 def load_weights(
-    directory: Path, slots: dict[str, Slot], unused: Collection[str] = (), names: TensorNames = LLAMA_NAMES
+    directory: Path, slots: dict[str, TensorSlot], unused: Collection[str] = (), names: TensorNames = LLAMA_NAMES
 ) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. If the head
     has no slot, it is the embedding, and may be there in its place.
@@ -96,8 +95,9 @@ def load_weights(
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
     count = announce("reading weights", nbytes, "bytes")
+    left = Counter(slots[tensor].part for tensors in homes.values() for tensor in tensors)
     for name, tensors in homes.items():
-        _copy(directory / name, tensors, slots, count)
+        _copy(directory / name, tensors, slots, left, count)
 
 
 def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]) -> tuple[int, list[str]]:
@@ -114,17 +114,17 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
 
 def warn_of_strays(directory: Path) -> None:
     """Warn of weights beside the checkpoint's, which nothing reads."""
-    read = _files(directory)
+    read = weight_files(directory)
     for path in sorted(directory.glob("*.safetensors")):
         if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form
             warn(f"{path}: is not read: {SINGLE if SINGLE in read else INDEX} counts", file=str(path))
 
 
 def _find(
-    directory: Path, slots: dict[str, Slot], unused: Collection[str], names: TensorNames
-) -> tuple[dict[str, Slot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
+    directory: Path, slots: dict[str, TensorSlot], unused: Collection[str], names: TensorNames
+) -> tuple[dict[str, TensorSlot], dict[str, list[str]], dict[str, dict[str, Entry]]]:
     """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
-    files = _files(directory)
+    files = weight_files(directory)
     headers = {name: _header(directory / name) for name in files}
     for name, promised in files.items():
         for tensor in promised:
@@ -149,7 +149,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     for name, entry in _header(path).items():
         if entry.dtype not in BYTES:
             raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
-    from safetensors import SafetensorError  # as in `_opened`
+    from safetensors import SafetensorError  # as in `opened`
     from safetensors.torch import load_file
 
     try:
@@ -165,7 +165,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
         places[path].append(tensor)
     for path, tensors in places.items():
         header = _header(path)
-        with _opened(path) as file:
+        with opened(path) as file:
             for tensor in tensors:
                 if tensor not in header:
                     raise CheckpointError(f"{path}: lacks tensor {tensor!r}, which {INDEX} says it holds")
@@ -175,7 +175,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
                 yield path, tensor, file.get_tensor(tensor)
 
 
-def _files(directory: Path) -> dict[str, tuple[str, ...]]:
+def weight_files(directory: Path) -> dict[str, tuple[str, ...]]:
     """TensorNames of the weight files, each with the tensors that an index promises of it."""
     if (directory / SINGLE).exists():
         return {SINGLE: ()}
@@ -253,7 +253,7 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
 
 
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, Slot], unread: Collection[str],
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, TensorSlot], unread: Collection[str],
     promised: dict[str, tuple[str, ...]],
 ) -> dict[str, list[str]]:  # fmt: skip
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
@@ -272,40 +272,45 @@ def _homes(
                 raise CheckpointError(f"{directory / name}: tensor {tensor!r} is also in {owner[tensor]}; keep one")
             owner[tensor] = name
             homes[name].append(tensor)
-    for tensor in slots:
-        if tensor not in owner:
+    for tensor, slot in slots.items():
+        if tensor not in owner and not slot.optional:
             where = directory / (INDEX if len(headers) > 1 else next(iter(headers)))
             raise CheckpointError(f"{where}: tensor {tensor!r} is missing; does config.json belong to these weights?")
     return homes
 
 
-def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Slot]) -> None:
+def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, TensorSlot]) -> None:
     if tensor not in slots:
         raise CheckpointError(
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
             "does config.json belong to these weights?"
         )
     slot = slots[tensor]
-    target = slot.target
-    known = (*BYTES,) if target.is_floating_point() else (WHOLE[target.dtype],)
-    if entry.dtype not in known:
-        raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(known)}")
+    if entry.dtype not in slot.dtypes:
+        raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(slot.dtypes)}")
     if entry.shape != slot.shape:
         raise CheckpointError(
             f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(slot.shape)}"
         )
 
 
-def _copy(path: Path, tensors: list[str], slots: dict[str, Slot], count: Count) -> None:
-    with _opened(path) as file, torch.no_grad():
+def _copy(
+    path: Path, tensors: list[str], slots: dict[str, TensorSlot], left: dict[StoredRows | None, int], count: Count
+) -> None:
+    """Fill slots from a file; `left` counts the tensors of each part that are not read yet."""
+    with opened(path) as file, torch.no_grad():
         for tensor in tensors:
-            read = file.get_tensor(tensor)
+            read, part = file.get_tensor(tensor), slots[tensor].part
             slots[tensor].fill(read)
+            left[part] -= 1
+            if part is not None and not left[part]:
+                part.put()
             count(read.nbytes)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
+    """Open a file of safetensors. Raises CheckpointError naming it."""
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 

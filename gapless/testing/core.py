@@ -14,7 +14,7 @@ from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens, Turn
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
 from gapless.engine.stats import Stats
-from gapless.loop.records import NO_COPIES, StepCounts, StepRing, StepTable
+from gapless.loop.records import NO_CAPTURE, NO_COPIES, StepCounts, StepRing, StepTable
 from gapless.memory.events import PageEvents
 from gapless.plan.queue import QueueCounts
 
@@ -127,7 +127,8 @@ class FakeCore:
         keys = np.array(list(self._running), np.int64)
         told = self._step()
         end = time.monotonic_ns()
-        self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *4 * (begin,), *NO_COPIES, False, False)
+        times = (*4 * (begin,), *NO_COPIES, *NO_CAPTURE)
+        self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *times, False, False)
         self.records.end(begin, end, end, end, end, end, True, False)
         return told
 

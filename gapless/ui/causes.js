@@ -8,6 +8,7 @@ export const CAUSES = [
   { key: "depth", name: "depth", mark: "D", help: "the limit of steps in flight kept the host from launching", mend: "raise --depth, or leave it at auto" },
   { key: "launch", name: "launch", mark: "L", help: "the step was enqueued, and the device had not begun it", mend: "on a CPU the device's thread waits for a core: lower --threads, or free one; on a GPU steps are short, so batch more requests" },
   { key: "graph_miss", name: "graph miss", mark: "M", help: "a program of the step had no graph and ran eagerly", mend: "raise --max-cudagraph-capture-size to the rows that run" },
+  { key: "capture", name: "capture", mark: "P", help: "the host captured a graph, and the device had to come to rest for it", mend: "none: it ends once the shapes of your load have graphs; an engine at rest captures without making anybody wait" },
   { key: "grammar", name: "grammar", mark: "G", help: "a step gave no row a token, since the masks of all were late", mend: "use simpler schemas, expressions or functions, and free a core for the threads that write masks" },
   { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before, or pages of a KV tier, were still on their way", mend: "raise --depth; if KV tiers load much, use a faster or a larger one" },
   { key: "no_work", name: "no work", mark: "–", help: "there was nothing to run: idle, but not a bubble", mend: "send more requests at a time" },

@@ -22,7 +22,7 @@ from gapless.testing.loops import loop_of
 from gapless.testing.sim import TICK_NS, SimDevice
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
-IDLE = ("host_late", "no_work", "copy_wait", "graph_miss", "depth", "launch")
+IDLE = ("host_late", "no_work", "copy_wait", "capture", "graph_miss", "depth", "launch")
 LONG = 10**12
 """A planted gap, far longer than everything that the simulator does by itself."""
 
@@ -57,7 +57,7 @@ def step(number, start, end, launched, **times):
     times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
-    copies = ("loads_from", "loads_until", "stores_from", "stores_until")
+    copies = ("loads_from", "loads_until", "stores_from", "stores_until", "capture_from", "capture_until")
     rest = dict.fromkeys(("work_at", "held_by", "held_until", *copies), 0) | {"missed": False, "chained": False} | times
     return StepRecord(
         step=number,
@@ -101,6 +101,26 @@ def step(number, start, end, launched, **times):
             [(100, 140, "no_work"), (140, 180, "host_late"), (180, 200, "launch")],
         ),
         ({"launched": 500, "work_at": 400, "held_until": 300}, [(100, 200, "no_work")]),
+        # A capture is the cause up to its end, from the end of the step before, which the loop waited for.
+        (
+            {"launched": 180, "capture_from": 110, "capture_until": 150},
+            [(100, 150, "capture"), (150, 180, "host_late"), (180, 200, "launch")],
+        ),
+        (
+            {
+                "launched": 180,
+                "capture_from": 110,
+                "capture_until": 150,
+                "held_by": 3,
+                "held_until": 130,
+                "missed": True,
+            },
+            [(100, 130, "copy_wait"), (130, 150, "capture"), (150, 180, "graph_miss"), (180, 200, "launch")],
+        ),
+        (
+            {"launched": 180, "capture_from": 110, "capture_until": 150, "work_at": 160},
+            [(100, 160, "no_work"), (160, 180, "host_late"), (180, 200, "launch")],
+        ),
         # Enqueued kernel by kernel for want of a graph; what the depth limit cost is the limit's all the same.
         (
             {"launched": 180, "work_at": 150, "missed": True},
@@ -209,6 +229,55 @@ def test_a_host_that_is_late_is_blamed_on_what_would_have_helped(depth, captured
     assert (loop.counters.graph_steps, loop.counters.graph_misses) == ((39, 0) if captured else (0, 39))
 
 
+def captures_take(loop, pause):
+    """Have each capture call `pause` first."""
+    device = loop.device
+    capture = device.capture
+
+    def late(key, program, buffers):
+        pause()
+        return capture(key, program, buffers)
+
+    device.capture = late
+
+
+@pytest.mark.parametrize("depth", [4, 1])
+def test_a_slow_capture_is_the_cause_of_the_idle_time_that_it_makes(depth):
+    """At rest nobody waits for it."""
+    device = SimDevice(0, mood="eager")
+    loop = checksum_loop(device, SHAPE, depth, patience=2)
+    captures_take(loop, lambda: setattr(device, "host_now", device.host_now + LONG))
+    loop.log.forget()
+    finish(loop, request(0, [1, 2, 3], 40))
+    found, count = idle(loop.account()), len(loop.launcher.graphs)
+    assert count and count * LONG <= found["capture"] < count * LONG * 1.01
+    assert sum(found.values()) - found["capture"] - found["no_work"] < LONG * 0.01
+    assert count * LONG <= loop.log.timeline.host.capture < count * LONG * 1.01
+    spans = [(step.capture_from, step.capture_until) for step in loop.records if step.capture_until]
+    assert sum(until - begin for begin, until in spans) == loop.log.timeline.host.capture
+    assert all_gaps(loop.records.after(0)) and "capture" in {gap.cause for gap in all_gaps(loop.records.after(0))}
+    finish(loop, request(1, [1, 2, 3], 4), request(2, [1, 2, 3], 4))
+    before = idle(loop.account())["capture"]
+    while loop.rest():
+        loop.turn()
+    finish(loop, request(3, [1, 2, 3], 4))
+    assert len(loop.launcher.graphs) > count and idle(loop.account())["capture"] == before
+
+
+def test_a_slow_capture_on_a_processor_is_a_capture():
+    device = CpuDevice(threads=1)
+    if not device.caps.captures:
+        device.close()
+        pytest.skip("no native streams")
+    loop = checksum_loop(device, SHAPE, 2, patience=2)
+    captures_take(loop, lambda: time.sleep(0.1))
+    loop.log.forget()
+    finish(loop, request(0, [1, 2, 3], 40))
+    found, count = idle(loop.account()), len(loop.launcher.graphs)
+    assert count and found["capture"] >= count * 10**8 and loop.log.timeline.host.capture >= count * 10**8
+    device.close()
+
+
 # At depth 2 the host polls for the late tokens, which takes a quarter of the time on the simulator: then it is late.
 @pytest.mark.parametrize(("depth", "share"), [(1, 1.0), (2, 0.75)])
 def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
@@ -276,7 +345,7 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
         by_cause = dict.fromkeys(IDLE, 0)
         for gap in all_gaps(records):
             by_cause[gap.cause] += gap.end - gap.start
-        for cause in ("host_late", "copy_wait", "depth", "launch"):
+        for cause in ("host_late", "copy_wait", "capture", "depth", "launch"):
             outside = gaps_before(records.rows[:1], np.array([begin]))
             before = sum(gap.end - gap.start for gap in outside if gap.cause == cause)
             assert timeline.idle[cause] == by_cause[cause] + before, cause
@@ -331,6 +400,6 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     assert loop.counters.graph_steps == (3 * 19 if captured and device.caps.captures else 0)
     assert timeline.busy >= model.ns > 60 * 2_000_000 and timeline.idle["no_work"] >= pauses * 50_000_000
     assert timeline.busy + timeline.idle["no_work"] <= wall
-    host = astuple(timeline.host)[:-1]
+    host = astuple(timeline.host)[:-2]
     assert min(host) > 0 and sum(host) <= wall
     device.close()

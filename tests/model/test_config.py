@@ -78,7 +78,7 @@ BAD_FIELDS = (
     ("architectures", GONE, "architectures is missing"),
     ("architectures", "LlamaForCausalLM", "architectures"),
     ("auto_map", {"AutoModel": "modeling.Model"}, "asks for code"),
-    ("quantization_config", {"bits": 4}, "quantised"),
+    ("quantization_config", {"bits": 4}, "quant_method must be one of"),
     ("vocab_size", GONE, "vocab_size is missing"),
     ("hidden_size", "32", "whole number"),
     ("hidden_size", True, "whole number"),

@@ -6,7 +6,7 @@ float32, bfloat16 and float16. All shapes of the seam work; multiples of 16 are 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from gapless.base import host
 from gapless.device import build, compiling
 from gapless.kernels import pages, unpack
-from gapless.kernels.matrix import DENSE, Linear, Matrix
+from gapless.kernels.kinds import WeightKind
+from gapless.kernels.matrix import Linear, Matrix
 from gapless.kernels.native import choice
 from gapless.kernels.native.choice import Way
 from gapless.kernels.seam import DecodeBatch, Kernels, MixedBatch
@@ -43,7 +44,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        {DENSE.name: NativeLinear},
+        {WeightKind.DENSE: NativeLinear},
         ops.rms_norm.default,
         ops.layer_norm.default,
         ops.add_rms_norm.default,
@@ -149,14 +150,21 @@ def chosen() -> list[str]:
 def draft_linear(matrix: Matrix) -> Linear:
     """Make a layer of a drafting head, which decides no token: it keeps one byte per weight, or two if the processor
     cannot multiply bytes."""
-    assert matrix.layout is DENSE
-    layer = ByteLinear if torch.ops.gapless.has_byte_dot() else NativeLinear
-    return layer(matrix.tensors[0].float() if layer is ByteLinear else matrix.tensors[0].bfloat16(), matrix.bias)
+    weight = matrix.multiplied_out().tensors[0]
+    if torch.ops.gapless.has_byte_dot():
+        return ByteLinear(weight.float(), matrix.bias)
+    return NativeLinear(weight.bfloat16(), matrix.bias)
 
 
 class ByteLinear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32, bfloat16 or float16, with both factors rounded to
     8-bit whole numbers: the weight by outputs, each row of x by 64 inputs. A row does not depend on the others."""
+
+    kind = WeightKind.DENSE
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self:
+        return cls(matrix.tensors[0].float(), matrix.bias)
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.bias = weight.shape[0], bias
@@ -174,6 +182,12 @@ class NativeLinear:
     The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
     rows of x.
     """
+
+    kind = WeightKind.DENSE
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self:
+        return cls(matrix.tensors[0], matrix.bias)
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape

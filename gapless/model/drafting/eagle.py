@@ -19,8 +19,9 @@ from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
 from gapless.model.families import EAGLE_FAMILIES
 from gapless.model.fields import Fields, warn_of
-from gapless.model.params import Layer, Slot, allocate_layer, allocate_norm, layer_slots
+from gapless.model.params import Layer, allocate_layer, allocate_norm
 from gapless.model.rope import rope_tables
+from gapless.model.slots import Slot, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
 UNREAD_TENSORS = ("t2d", "embed_tokens.weight")
@@ -98,19 +99,18 @@ class HeadParams(NamedTuple):
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
     """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
     new = partial(torch.empty, dtype=dtype, device=device)
-    hidden, drafted, layer = config.layer.spec.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
+    names, hidden, drafted = tensor_names(directory), config.layer.spec.hidden_size, config.drafted
+    prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
+    layer = allocate_layer(config.layer, dtype, device, prefix)
     layer = layer._replace(qkv=layer.qkv._replace(tensors=(new(len(layer.qkv.tensors[0]), 2 * hidden),)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
     norms = [allocate_norm(hidden, device=device) for _ in range(2)]
     params = HeadParams(
         new(hidden, len(config.taps) * hidden), norms[0], layer, norms[1], new(drafted, hidden), offsets
     )
-    names = tensor_names(directory)
-    prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
     own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
-    slots = {f"{name}.weight": Slot.of(target) for name, target in own.items()} | layer_slots(
-        config.layer, layer, prefix
-    )
+    slots = layer_slots(config.layer, layer, prefix)
+    slots |= {f"{name}.weight": Slot.of(target) for name, target in own.items()}
     if drafted < config.layer.spec.vocab_size or "d2t" in names:
         slots["d2t"] = Slot.of(offsets)
     load_weights(directory, slots, unused=UNREAD_TENSORS)

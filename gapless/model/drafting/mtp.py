@@ -20,7 +20,9 @@ from gapless.kernels.views import KV
 from gapless.model.decoder import Decoder
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
-from gapless.model.params import Layer, Slot, allocate_layer, allocate_norm, layer_slots
+from gapless.model.formats import format_of
+from gapless.model.params import Layer, allocate_layer, allocate_norm
+from gapless.model.slots import Slot, layer_slots, plain_slots
 from gapless.model.weights import load_weights, tensor_names
 
 
@@ -90,12 +92,14 @@ def load_mtp(directory: Path, model: Decoder) -> MtpParams:
             f"{directory}: has no MTP layer of a known kind, none of the tensors "
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
-    hidden, layer = model.spec.hidden_size, allocate_layer(config, model.dtype, device)
+    hidden, layer = model.spec.hidden_size, allocate_layer(config, model.dtype, device, family.layer)
     first, second, last = (allocate_norm(hidden, device=device) for _ in range(3))
     join = torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device)
     params = MtpParams(join, first, second, last, layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
-    slots = {f"{name}.weight": Slot.of(target) for name, target in own} | layer_slots(config, layer, family.layer)
+    slots = layer_slots(config, layer, family.layer)
+    for name, target in own:
+        slots |= plain_slots(format_of(config), name, target) if target is join else {f"{name}.weight": Slot.of(target)}
     load_weights(directory, slots, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))

@@ -1,0 +1,220 @@
+"""Which part of a model's parameters each tensor of a checkpoint fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gapless.kernels.kinds import DENSE
+from gapless.kernels.matrix import Matrix
+from gapless.kernels.views import NormWeights
+from gapless.model.config import ModelConfig
+from gapless.model.family import TensorNames
+from gapless.model.formats import format_of
+from gapless.model.formats.seam import FLOATS, StoredWeight, WeightFormat
+from gapless.model.params import NORMS, PRODUCTS, Layer, Params
+from gapless.model.spec import LayerSpec, ModelSpec, QKNorm
+
+WHOLE = {torch.int64: ("I64",), torch.int32: ("I32",)}
+"""Numbers of token ids, which are not cast"""
+
+
+class Slot(NamedTuple):
+    """The place of a checkpoint's tensor."""
+
+    target: Tensor
+    shape: tuple[int, ...]
+    """The tensor's shape in the checkpoint"""
+    arrange: Callable[[Tensor], Tensor] | None = None
+    """Makes the contents of `target` of it; None if they are a copy, or repeat it"""
+
+    @classmethod
+    def of(cls, target: Tensor) -> Slot:
+        """Return the slot of a tensor that is copied as it is."""
+        return cls(target, tuple(target.shape))
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names that safetensors has for the dtypes it is cast from."""
+        return WHOLE.get(self.target.dtype, FLOATS)
+
+    @property
+    def optional(self) -> bool:
+        return False
+
+    @property
+    def part(self) -> None:
+        return None
+
+    def fill(self, read: Tensor) -> None:
+        self.target.copy_(read if self.arrange is None else self.arrange(read))
+
+
+class StoredRows:
+    """The rows of a matrix that the tensors of a stored weight fill, once all have been read."""
+
+    def __init__(self, matrix: Matrix, stored: StoredWeight, order: Tensor | None = None, turned: bool = False) -> None:
+        self.matrix, self.stored, self.order, self.turned = matrix, stored, order, turned
+        self.read: dict[str, Tensor] = {}
+
+    def put(self) -> None:
+        """Fill the rows. Raises CheckpointError."""
+        read = {name: tensor.mT if self.turned else tensor for name, tensor in self.read.items()}
+        self.read = {}
+        found = Matrix(self.stored.read(read), None, self.stored.layout, self.matrix.dtype)
+        if found.layout != self.matrix.layout:
+            found = found.multiplied_out()
+        for target, tensor in zip(self.matrix.tensors, found.tensors, strict=True):
+            target.copy_(tensor if self.order is None else tensor[self.order])
+
+
+class StoredTensor(NamedTuple):
+    """One of the tensors of a stored weight. Has the fields of a `Slot` that loading asks for."""
+
+    part: StoredRows
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    optional: bool
+
+    def fill(self, read: Tensor) -> None:
+        self.part.read[self.name] = read
+
+
+TensorSlot = Slot | StoredTensor
+"""The place of any tensor of a checkpoint"""
+
+
+def _pieces(module: str, part: StoredRows) -> dict[str, TensorSlot]:
+    """Return the tensors of a module's stored weight, by name."""
+    found: dict[str, TensorSlot] = {}
+    for name, stored in part.stored.tensors.items():
+        shape = stored.shape[::-1] if part.turned else stored.shape
+        found[f"{module}.{name}"] = StoredTensor(part, name, shape, stored.dtypes, stored.optional)
+    return found
+
+
+def slots(config: ModelConfig, params: Params) -> dict[str, TensorSlot]:
+    """Return where each tensor goes that the checkpoint must hold, by its Hugging Face name."""
+    names, spec, form = config.names, config.spec, format_of(config)
+    found = plain_slots(form, names.embedding, params.embedding) | _norm_slots(names.norm, params.norm, names)
+    if params.positions is not None:
+        found[f"{names.positions}.weight"] = Slot.of(params.positions)
+    if not spec.tied:
+        found |= plain_slots(form, names.head, params.head)
+    for i, layer in enumerate(params.layers):
+        found |= _layer_slots(_Read(config, form, spec.layers[i], names.layer.format(i)), layer)
+    return found
+
+
+def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, TensorSlot]:
+    """Return where each tensor of a layer like the first goes that the checkpoint must hold, by its name after
+    `prefix`."""
+    return _layer_slots(_Read(config, format_of(config), config.spec.layer, prefix), layer)
+
+
+class _Read(NamedTuple):
+    """A layer that is read."""
+
+    config: ModelConfig
+    format: WeightFormat | None
+    kind: LayerSpec
+    prefix: str
+
+
+def plain_slots(form: WeightFormat | None, module: str, target: Tensor) -> dict[str, TensorSlot]:
+    """Return the slots of a matrix that is plain here, whatever its format."""
+    stored = form.weight(module, *target.shape) if form else None
+    if stored is None:
+        return {f"{module}.weight": Slot.of(target)}
+    return _pieces(module, StoredRows(Matrix((target,), None, DENSE, target.dtype), stored))
+
+
+def _layer_slots(read: _Read, layer: Layer) -> dict[str, TensorSlot]:
+    spec, names, found = read.config.spec, read.config.names, dict[str, TensorSlot]()
+    for name in NORMS:
+        if (norm := getattr(layer, name)) is not None:
+            found |= _norm_slots(getattr(names, name), norm, names)
+    if layer.qk_norm is not None:
+        found |= _qk_norm_slots(spec, read.kind, names, layer.qk_norm)
+    found = {f"{read.prefix}.{name}": slot for name, slot in found.items()}
+    for name in PRODUCTS:
+        found |= _product_slots(read, name, getattr(layer, name))
+    return found
+
+
+def _product_slots(read: _Read, name: str, matrix: Matrix) -> dict[str, TensorSlot]:
+    """Return the slots of the modules of a product."""
+    (config, form, kind, prefix), found = read, dict[str, TensorSlot]()
+    names, start = config.names, 0
+    for i, (module, size) in enumerate(zip(names.modules(name), names.outputs(name, kind, config.spec.hidden_size),
+                                           strict=True)):  # fmt: skip
+        order, module = rope_rows(config.spec, kind, names, name, i), f"{prefix}.{module}"
+        rows, start = slice(start, start + size), start + size
+        part = matrix._replace(tensors=tuple(tensor[rows] for tensor in matrix.tensors))
+        stored = form.weight(module, size, matrix.inputs) if form else None
+        if stored is None:
+            found[f"{module}.weight"] = _row_slot(part.tensors[0], order, names.transposed)
+        else:
+            found |= _pieces(module, StoredRows(part, stored, order, names.transposed))
+        if matrix.bias is not None:
+            found[f"{module}.bias"] = _row_slot(matrix.bias[rows], order, False)
+    return found
+
+
+def _row_slot(part: Tensor, order: Tensor | None, turned: bool) -> Slot:
+    """Return the slot of one module's rows of a product."""
+    shape = tuple(part.shape[::-1] if turned else part.shape)
+
+    def arrange(read: Tensor) -> Tensor:
+        read = read.mT if turned else read
+        return read if order is None else read[order]
+
+    return Slot(part, shape, arrange if turned or order is not None else None)
+
+
+def _norm_slots(name: str, norm: NormWeights, names: TensorNames) -> dict[str, TensorSlot]:
+    slot = Slot.of(norm.weight)
+    slot = slot._replace(arrange=_plus_one) if names.norms_lack_one else slot
+    found: dict[str, TensorSlot] = {f"{name}.weight": slot}
+    if norm.bias is not None:
+        found[f"{name}.bias"] = Slot.of(norm.bias)
+    return found
+
+
+def _plus_one(weight: Tensor) -> Tensor:
+    return weight.float() + 1
+
+
+def rope_rows(spec: ModelSpec, kind: LayerSpec, names: TensorNames, name: str, number: int) -> Tensor | None:
+    """Return the kernels' order of a module's outputs, int64; None for the checkpoint's own. See `RopeConfig.order`."""
+    at = kind.attention
+    if name != "qkv" or at.rope is None or number == 2:
+        return None
+    rope = spec.ropes[at.rope]
+    if not rope.interleaved and rope.rotated(at.head_dim) == at.head_dim:
+        return None
+    queries, keys = at.heads * at.head_dim, at.kv_heads * at.head_dim
+    within = torch.tensor(rope.order(at.head_dim))
+    heads = at.heads + at.kv_heads if len(names.qkv) == 1 else (at.heads, at.kv_heads)[number]
+    rows = (torch.arange(heads)[:, None] * at.head_dim + within).flatten()
+    return torch.cat((rows, torch.arange(queries + keys, queries + 2 * keys))) if len(names.qkv) == 1 else rows
+
+
+def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, norm: Tensor) -> dict[str, TensorSlot]:
+    """Return the slots of the norms of queries and keys: the weight of one head, or of all together."""
+    at = kind.attention
+    order = None if at.rope is None else torch.tensor(spec.ropes[at.rope].order(at.head_dim))
+    found: dict[str, TensorSlot] = {}
+    for name, part in ((names.q_norm, norm[: at.heads]), (names.k_norm, norm[at.heads :])):
+        shape = (at.head_dim,) if at.qk_norm is QKNorm.HEAD else (part.numel(),)
+
+        def arrange(read: Tensor) -> Tensor:
+            heads = read.float().view(-1, at.head_dim)
+            return (heads if order is None else heads[:, order]) + (1 if names.norms_lack_one else 0)
+
+        found[f"{name}.weight"] = Slot(part, shape, arrange)
+    return found

@@ -1,0 +1,68 @@
+"""`gapless quantize`: what is written is what the format's own library reads back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+from safetensors.torch import load_file
+
+from gapless.base.errors import ConfigError
+from gapless.base.files import SINGLE
+from gapless.cli.main import main
+from gapless.demo import weights_dir
+from gapless.kernels.kinds import WeightKind, WeightLayout
+from gapless.kernels.matrix import Matrix, round_to
+from gapless.model.quantize import quantize_checkpoint, stored_tensors
+
+KINDS = [WeightKind.FP8, WeightKind.INT8, WeightKind.INT4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_formats_own_library_reads_the_rounded_numbers(tmp_path, kind):
+    layout = quantize_checkpoint(weights_dir(), tmp_path / "out", kind)
+    plain, written = load_file(weights_dir() / SINGLE), load_file(tmp_path / "out" / SINGLE)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
+    library = BaseCompressor.get_value_from_registry(config["format"])
+    rounded = 0
+    for name, tensor in plain.items():
+        module = name.removesuffix("weight")
+        if not name.endswith("_proj.weight"):
+            assert written[name].equal(tensor)
+            continue
+        stored = {key.removeprefix(module): value for key, value in written.items() if key.startswith(module)}
+        ours = Matrix(round_to(layout, tensor), None, layout, tensor.dtype)
+        assert library.decompress(stored, scheme)["weight"].to(tensor.dtype).equal(ours.multiplied_out().tensors[0])
+        rounded += 1
+    assert rounded == 7 * json.loads((weights_dir() / "config.json").read_text())["num_hidden_layers"]
+
+
+def test_all_but_the_weights_is_copied(tmp_path, capsys):
+    assert not main(["quantize", "demo", "--format", "int8", "--output", str(tmp_path / "out")])
+    there = {path.name for path in weights_dir().iterdir() if path.is_file()}
+    assert there == {path.name for path in (tmp_path / "out").iterdir()}
+    for name in there - {SINGLE, "config.json"}:
+        assert (tmp_path / "out" / name).read_bytes() == (weights_dir() / name).read_bytes()
+    assert "weights in int8, " in capsys.readouterr().out
+
+
+def test_what_cannot_be_quantised_is_refused(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        quantize_checkpoint(weights_dir(), tmp_path / "full", WeightKind.INT8)
+
+
+@pytest.mark.parametrize("rows", [8, 13])
+def test_zeros_of_odd_numbers_of_outputs_are_packed(rows):
+    layout, weight = WeightLayout(WeightKind.INT4, 64), torch.randn(rows, 64)
+    stored = stored_tensors(weight, layout)
+    numbers = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": layout.group, "symmetric": False}
+    config = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers}}, "format": "pack-quantized"}
+    scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
+    rounded = BaseCompressor.get_value_from_registry("pack-quantized").decompress(stored, scheme)["weight"]
+    assert rounded.equal(Matrix(round_to(layout, weight), None, layout).values())
