@@ -11,21 +11,27 @@ from torch import Tensor
 
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
-from gapless.kernels.library_triton import arch, counters, launch_options, operator
+from gapless.kernels.library_triton import arch, counters, launch_options
 from gapless.kernels.norm_triton import rms_norm
-from gapless.kernels.quantised_triton import INT4, quantised_kernel, quantised_row_kernel
+from gapless.kernels.quantised_triton import INT4, numbers_kernel, quantised_kernel, quantised_row_kernel
 from gapless.kernels.tiles import choose_tiles, padded
 
 CHUNK_BYTES = 16
 """Bytes of a row that one thread loads at once: a multiple of it is a row's length."""
 
 
+NUMBERS_BLOCK = 2048
+"""Bytes of a program that decodes"""
+
+
 class RowTiles(NamedTuple):
     """Tiles of a product of one row."""
 
     columns: int
+    each: int
+    """Blocks of columns of a program"""
     chunks: int
-    """Chunks of `CHUNK_BYTES` at a time"""
+    """Chunks of `CHUNK_BYTES` of a program"""
     warps: int
 
 
@@ -49,8 +55,12 @@ class QuantisedRow:
     nibbles: bool
 
     def tiles(self, arch: Arch) -> RowTiles:
-        chunks = self.depth // (32 if self.nibbles else 16)
-        return RowTiles(8, min(128, padded(chunks)), 4)
+        wide, most = (32, 128) if self.nibbles else (16, 256)
+        chunks = min(most, padded(self.depth // wide))
+        columns = min(16, 4 * most // chunks)
+        blocks = -(-self.columns // columns) * -(-self.depth // (chunks * wide))
+        # Two programs a multiprocessor: each reads its inputs once, and has the next weights under way.
+        return RowTiles(columns, -(-blocks // (2 * arch.processors)), chunks, 4)
 
 
 @dataclass(frozen=True)
@@ -61,38 +71,41 @@ class QuantisedProduct:
     columns: int
     depth: int
     group: int
-    nibbles: bool
+    rounded: bool = False
+    """Whether inputs are E4M3 codes, so that nothing is decoded"""
 
     def tiles(self, arch: Arch) -> CodeTiles:
-        rows = self.rows
-        deep = min(128, self.group or 128)
-        if rows <= 64:
-            high = 16 if rows <= 16 else 32 if rows <= 32 else 64
-            blocks = -(-self.columns // 64)
-            splits = max(1, min(8, 264 // blocks, self.depth // 512))
-            return CodeTiles(high, 64, deep, 4, 5, splits)
-        return CodeTiles(128, 128, min(64, deep), 8, 3, 1)
+        rows, deep = self.rows, min(128, self.group & -self.group or 128)
+        if rows > 64:
+            return CodeTiles(128, 128, deep if self.rounded else min(64, deep), 8, 3, 2 if self.columns <= 4096 else 1)
+        high, blocks = max(16, padded(rows)), -(-self.columns // 64)
+        room = max(1, (2 if self.rounded else 3) * arch.processors // blocks)
+        splits = min(4 if self.rounded else 8, 1 << room.bit_length() - 1, max(1, self.depth // 512))
+        if self.rounded and not self.group and (rows <= 16 or (rows <= 32 and self.columns <= 4096)):
+            return CodeTiles(high, 64, 256, 4, 4, splits)
+        return CodeTiles(high, 64, deep, 4, 5 if self.rounded or rows > 16 else 6, splits)
 
 
 def launch_codes(
     x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, out: Tensor, kind: int,
-    *, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False, add: bool = False,
-    tiles: RowTiles | CodeTiles | None = None, early: bool | None = None,
+    group: int, *, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False, add: bool = False,
+    factor: Tensor | None = None, tiles: RowTiles | CodeTiles | None = None, early: bool | None = None,
 ) -> None:  # fmt: skip
     """Write x [M, K] times a weight of these codes (uint8 [N, K], or [N, K / 2] of nibbles) to `out`, or add it.
 
-    scale float32 [N, groups], zero uint8 [N, groups] of nibbles. The others are as in `few_rows_triton.launch`."""
-    (rows, depth), columns, groups = x.shape, codes.shape[0], scale.shape[1]
+    scale float32 [N, groups], zero uint8 [N, groups] of nibbles. x may be E4M3 codes with a `factor` float32 [M, 1] for
+    an E4M3 weight. The others are as in `few_rows_triton.launch`."""
+    (rows, depth), columns = x.shape, codes.shape[0]
     assert x.is_contiguous() and codes.is_contiguous() and scale.is_contiguous() and out.is_contiguous()
     assert codes.shape[1] % CHUNK_BYTES == 0
     gpu = arch(x.device)
     early = gpu.early if early is None else early
-    group = 0 if groups == 1 else group_of(depth, groups)
-    nibbles = kind == INT4.value
-    if tiles is None:
-        shape = QuantisedRow(columns, depth, nibbles) if rows == 1 else QuantisedProduct(
-            rows, columns, depth, group, nibbles)  # fmt: skip
-        tiles = choose_tiles(shape, gpu)
+    shape: QuantisedRow | QuantisedProduct
+    if rows == 1 and factor is None:
+        shape = QuantisedRow(columns, depth, kind == INT4.value)
+    else:
+        shape = QuantisedProduct(rows, columns, depth, group, factor is not None)
+    tiles = tiles or choose_tiles(shape, gpu)
     fixed = {
         "N": columns, "K": depth, "KIND": kind, "GROUP": group, "BIAS": bias is not None, "GATED": gated, "ADD": add,
         "EARLY": early, "BLOCK_N": tiles.columns, "num_warps": tiles.warps, **launch_options(early),
@@ -101,25 +114,34 @@ def launch_codes(
     zero = codes if zero is None else zero
     grid = triton.cdiv(columns, tiles.columns)
     if isinstance(tiles, RowTiles):
-        quantised_row_kernel[(grid,)](
-            x, x if norm is None else norm, codes.view(torch.int32), scale, zero, bias, out, eps, NORM=norm is not None,
-            CHUNKS=tiles.chunks, **fixed,
-        )  # fmt: skip
-        return
+        grid = triton.cdiv(grid, tiles.each)
+        splits = triton.cdiv(codes.shape[1], tiles.chunks * CHUNK_BYTES)
+    else:
+        grid, splits = grid * triton.cdiv(rows, tiles.rows), tiles.splits
     if norm is not None:
         x = rms_norm(x, norm, eps, early=early)
-    grid *= triton.cdiv(rows, tiles.rows)
     parts = arrived = out
-    if tiles.splits > 1:
+    if splits > 1:
         assert grid <= MOST_SPLIT_BLOCKS
-        parts = torch.empty((tiles.splits, rows, columns), dtype=torch.float32, device=x.device)
+        parts = torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
         arrived = counters(x.device, MOST_SPLIT_BLOCKS)
-    quantised_kernel[grid, tiles.splits](
-        x, codes, scale, zero, bias, out, parts, arrived, rows, PACKED=gpu.wgmma or gpu.early, BLOCK_M=tiles.rows,
-        BLOCK_K=tiles.depth, SPLITS=tiles.splits, num_stages=tiles.stages, **fixed,
+    if isinstance(tiles, RowTiles):
+        quantised_row_kernel[grid, splits](
+            x.view(torch.int64), codes.view(torch.int32), scale, zero, bias, out, parts, arrived, CHUNKS=tiles.chunks,
+            EACH=tiles.each, SPLITS=splits, **fixed,
+        )  # fmt: skip
+        return
+    if factor is not None:
+        codes = codes.view(x.dtype)
+    quantised_kernel[grid, splits](
+        x, scale if factor is None else factor, codes, scale, zero, bias, out, parts, arrived, rows, PACKED=gpu.early,
+        BLOCK_M=tiles.rows, BLOCK_K=tiles.depth, SPLITS=splits, num_stages=tiles.stages, **fixed,
     )  # fmt: skip
 
 
-def group_of(depth: int, groups: int) -> int:
-    """Return the inputs that share a scale: the power of two, if the last group may be short."""
-    return padded(-(-depth // groups))
+def launch_numbers(codes: Tensor, scale: Tensor, zero: Tensor | None, out: Tensor, kind: int, group: int) -> None:
+    """Write the numbers of a weight of these codes to `out` [N, K], each rounded once."""
+    rows, depth = out.shape
+    numbers_kernel[rows, triton.cdiv(codes.shape[1], NUMBERS_BLOCK)](
+        codes, scale, codes if zero is None else zero, out, depth, kind, group, NUMBERS_BLOCK, num_warps=4
+    )
