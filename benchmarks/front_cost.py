@@ -1,18 +1,20 @@
 """Processor time of everything around the step: the server with a core that makes tokens without a model.
 
     python benchmarks/front_cost.py --streams 1 8 32
-    python benchmarks/front_cost.py --streams 256 --pace 13.3
+    python benchmarks/front_cost.py --streams 256 --pace 13.3 --fronts 1 2
 
 The fake core sleeps so long a step, then gives each stream a token. Processor time is read from the kernel, thread by
-thread, over whole runs: `front` is the process that talks (text, JSON, HTTP), `engine` the one that computes, less what
-the fake core itself takes. `hop` is from the end of a step in the engine until its token is in the client's hands, and
-`events` how many tokens an event carried. TTFT and ITL are what the client sees; all streams begin at once.
+thread, over whole runs: `front` is the processes that talk (text, JSON, HTTP) together, `busiest` the share of a core
+of the one that works most, `engine` the one that computes, less what the fake core itself takes. `hop` is from the end
+of a step in the engine until its token is in the client's hands, and `events` how many tokens an event carried. TTFT
+and ITL are what the client sees; all streams begin at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -33,6 +35,7 @@ from gapless.engine.frontdoor import ModelAssets, open_assets
 from gapless.engine.inputs import Resolver
 from gapless.lab.environment import describe_host
 from gapless.server.config import ServerConfig
+from gapless.server.fronts import FURTHER
 from gapless.server.run import serve
 from gapless.testing.core import FakeCore
 
@@ -145,6 +148,13 @@ class Spent(NamedTuple):
         return sum(self.threads.values())
 
 
+def joined(parts: list[Spent]) -> Spent:
+    """The processor time of several processes, thread by thread."""
+    names = {name for part in parts for name in part.threads}
+    threads = {name: sum(part.threads.get(name, 0) for part in parts) for name in names}
+    return Spent(threads, sum(part.switches for part in parts))
+
+
 def spent(pid: int) -> Spent:
     threads: dict[str, int] = {}
     switches = 0
@@ -159,40 +169,41 @@ def spent(pid: int) -> Spent:
 
 
 @contextlib.contextmanager
-def server(step_seconds: float) -> Iterator[tuple[int, int, int]]:
-    """(port, pid of the front, pid of the engine), when it is ready."""
+def server(step_seconds: float, fronts: int) -> Iterator[tuple[int, list[int], int]]:
+    """(port, pids of the fronts, pid of the engine), when it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, __file__, "--serve", f"{port}:{step_seconds}"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve", f"{port}:{step_seconds}:{fronts}"], stdout=subprocess.PIPE
+    )
     try:
-        assert process.stdout is not None and process.stdout.readline()
-        wait_ready(port)
-        yield port, process.pid, _child_of(process.pid)
+        wait_ready(process)
+        further, engines = _children_of(process.pid)
+        yield port, [process.pid, *further], engines[0]
     finally:
         process.terminate()
         process.wait(10)
 
 
-def _child_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+def _children_of(pid: int) -> tuple[list[int], list[int]]:
+    """(further fronts, engines)"""
+    children = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    further = [child for child in children if FURTHER in Path(f"/proc/{child}/cmdline").read_text()]
+    return further, [child for child in children if child not in further]
 
 
-def _serve(port: int, seconds: float) -> int:
+def _serve(port: int, seconds: float, fronts: int) -> int:
     vocabulary = open_assets(EngineConfig()).tokenizer.vocab_size
-    config = ServerConfig(port=port, disable_uvicorn_access_log=True, log_level="warning")
-    print("starting", flush=True)
+    config = ServerConfig(port=port, api_server_count=fronts, disable_uvicorn_access_log=True, log_level="info")
     return serve(EngineConfig(), config, worker=("gapless.testing.worker", str(vocabulary), str(seconds)))
 
 
-def wait_ready(port: int) -> None:
-    for _ in range(200):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
-            if b" 200 " in connection.recv(4096).split(b"\r\n")[0]:
-                return
-        time.sleep(0.05)
-    raise SystemExit("the server did not come up")
+def wait_ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the announcement, which comes when all fronts take requests."""
+    assert process.stdout is not None
+    if not any(b" serves " in line for line in iter(process.stdout.readline, b"")):
+        raise SystemExit("the server did not come up")
 
 
 def committed(port: int) -> list[int]:
@@ -208,20 +219,29 @@ def committed(port: int) -> list[int]:
 # Tables.
 
 
-def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int, waves: int) -> str:
+class Load(NamedTuple):
+    kind: str
+    streams: int
+    fronts: int
+
+
+def whole(load: Load, tokens: int, pace: float, rounds: int, waves: int) -> str:
+    kind, streams, fronts = load
     step = max(150e-6, streams * pace)
-    with server(step) as (port, front, engine):
+    with server(step, fronts) as (port, talking, engine):
         drive(port, kind, streams, 32)
-        before = spent(front), spent(engine)
+        before = list(map(spent, (*talking, engine)))
         runs = [drive(port, kind, streams, tokens, waves) for _ in range(rounds)]
-        used = spent(front) - before[0], spent(engine) - before[1]
+        every = [spent(pid) - then for pid, then in zip((*talking, engine), before, strict=True)]
+        used = joined(every[:-1]), every[-1]
         late = hops(runs[-1], committed(port)) if streams == waves == 1 and events(runs[-1]) == tokens else []
     total, steps = streams * tokens * rounds * waves, tokens * rounds * waves
-    rate = total / sum(run.seconds for run in runs)
+    seconds = sum(run.seconds for run in runs)
     core = engine_us(streams)
     hop = f"{statistics.median(late):.0f} / {statistics.quantiles(late, n=100)[98]:.0f}" if late else ""
     cells = [
-        *(kind, f"{streams}", f"{rate:,.0f}", f"{used[0].total / total / 1e3:.1f}"),
+        *(kind, f"{streams}", f"{fronts}", f"{total / seconds:,.0f}", f"{used[0].total / total / 1e3:.1f}"),
+        f"{max(one.total for one in every[:-1]) / seconds / 1e9:.2f}",
         f"{used[0].total / steps / 1e3:.0f}",
         f"{used[1].total / steps / 1e3 - core:.0f}",
         f"{used[0].switches / steps:.1f} + {used[1].switches / steps:.1f}",
@@ -261,6 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--fronts", type=int, nargs="+", default=[1], help="--api-server-count")
     parser.add_argument("--kind", nargs="+", default=["completions"], choices=tuple(PATHS))
     parser.add_argument("--tokens", type=int, default=800, help="a stream; at most 900")
     parser.add_argument("--rounds", type=int, default=3)
@@ -268,15 +289,14 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=100.0, help="microseconds a token, of all streams together")
     options = parser.parse_args()
     if options.serve:
-        port, seconds = options.serve.split(":")
-        return _serve(int(port), float(seconds))
+        port, seconds, fronts = options.serve.split(":")
+        return _serve(int(port), float(seconds), int(fronts))
     print(f"{describe_host()['cpu']}, {os.cpu_count()} cores; microseconds of processor time\n")
-    print("| api | streams | tokens/s | front a token | front a step | engine a step | switches a step, front + engine")
-    print("| tokens an event | TTFT ms, median / p99 | ITL ms | hop us |")
-    print("|---|---:|---:|---:|---:|---:|---|---:|---|---|---|")
-    for kind in options.kind:
-        for streams in options.streams:
-            print(whole(kind, streams, options.tokens, options.pace * 1e-6, options.rounds, options.waves), flush=True)
+    print("| api | streams | fronts | tokens/s | front a token | busiest, cores | front a step | engine a step")
+    print("| switches a step, front + engine | tokens an event | TTFT ms, median / p99 | ITL ms | hop us |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---|---:|---|---|---|")
+    for load in itertools.starmap(Load, itertools.product(options.kind, options.streams, options.fronts)):
+        print(whole(load, options.tokens, options.pace * 1e-6, options.rounds, options.waves), flush=True)
     return 0
 
 

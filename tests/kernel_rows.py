@@ -20,8 +20,8 @@ array = Tensor.numpy
 def state_rows() -> None:
     """From now on."""
     STATED["gapless::rope_and_write"] = rope_and_write
-    STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[4], args[5])
-    STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
+    STATED["gapless::decode_attention"] = lambda args: attention(args[1], args[3], args[5], args[6])
+    STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[5], args[7])
     STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
     STATED["gapless::cut"] = lambda args: [
         (table, array(args[2])[array(args[1]) % len(args[2])]) for table in args[3:6]

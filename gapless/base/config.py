@@ -17,6 +17,7 @@ from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
 
 DEMO_MODEL = "demo"
+KV_DTYPES = ("auto", "fp8", "k8v4")
 """Served name of the model embedded in the package."""
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -216,6 +217,13 @@ class EngineConfig:
         "max-num-batched-tokens and on a GPU no bound",
         low=1,
         high=10**6,
+    )
+    kv_cache_dtype: str = _scheduling(
+        "auto",
+        "how keys and values are stored: auto, in the model's dtype; fp8, as e4m3, half the bytes of bfloat16; k8v4, "
+        "keys as e4m3 and values in 4 bits, 0.38 of the bytes at heads of 128; scales are powers of two that the start "
+        "measures",
+        choices=KV_DTYPES,
     )
     block_size: int = _scheduling(
         16, "tokens of one KV page", aliases=("--page-size", "--cb-block-size"), low=1, high=2**16

@@ -83,8 +83,8 @@ _KERNELS = "kernels are chosen by the device and the sizes"
 _SCHEDULER = "the scheduler chooses it; --max-num-batched-tokens and --max-itl bound a step"
 _TEXT = "text alone is served"
 _LOADING = "weights are read once, from safetensors files"
-_DTYPE = "the KV cache has the dtype of the weights, which --dtype sets"
-_GGUF = "GGUF files are not read; name a checkpoint of safetensors files: --model ORG/NAME"
+_DTYPE = "write --kv-cache-dtype: auto for the dtype of the weights, fp8, or k8v4 for values in 4 bits"
+_GGUF = "single files are not fetched: --model takes a GGUF file that is here, or ORG/NAME of safetensors files"
 _HOST_TIER = "write --kv-tier host:SIZE, such as host:8GiB"
 _ROLES = "write --role prefill or --role decode with --kv-peer, or --pd 1p1d for a pair on this machine"
 _ROPE = "write it into config.json, in a copy of the checkpoint"
@@ -104,7 +104,7 @@ TABLE: tuple[Foreign, ...] = (
     *_only("--node-rank --data-parallel-rank -mg --main-gpu --base-gpu-id", "0", _ONE_DEVICE),
     *_only("-sm --split-mode", "none", _ONE_DEVICE),
     *_only("--distributed-executor-backend", "mp uni", "the engine is a process of its own"),
-    *_only("--api-server-count -asc --tokenizer-worker-num", "1", "one process talks HTTP"),
+    *_set("--tokenizer-worker-num", "*", "api_server_count"),
     *_not_yet(
         "--dist-init-addr --nccl-init-addr --master-addr --master-port --data-parallel-address "
         "--data-parallel-rpc-port --data-parallel-start-rank --data-parallel-backend -ts --tensor-split "
@@ -131,11 +131,7 @@ TABLE: tuple[Foreign, ...] = (
     *_instead("--code-revision", "*", _NO_CODE),
     *_instead("--hf-token -hft", "*", "other users of this machine would see it; set HF_TOKEN in the environment"),
     *_instead("--offline", "", "set HF_HUB_OFFLINE=1 in the environment"),
-    *_nothing("--kv-cache-dtype", "auto", _DTYPE),
-    *_instead(
-        "--kv-cache-dtype -ctk --cache-type-k -ctv --cache-type-v", "bfloat16 bf16 float16 f16 half float32 f32", _DTYPE
-    ),
-    *_not_yet("--kv-cache-dtype -ctk --cache-type-k -ctv --cache-type-v", "*", _DTYPE),
+    *_instead("-ctk --cache-type-k -ctv --cache-type-v", "*", _DTYPE),
     *_only("--tokenizer-mode", "auto hf fast slow", "the checkpoint's tokenizer.json is read"),
     *_only("--config-format", "auto hf", "the checkpoint's config.json is read"),
     *_instead("--hf-overrides --json-model-override-args --rope-scaling --rope-theta", "*", _ROPE),
@@ -375,6 +371,7 @@ VALUES: dict[str, dict[str, str]] = {
     "dtype": {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"},
     "model_impl": {"vllm": "native", "sglang": "native"},
     "load_format": {"hf": "auto", "fastsafetensors": "safetensors"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "max_model_len": {"0": "auto"},
     "max_num_seqs": {"-1": "0"},
     "threads": {"-1": "0"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic_ns
@@ -61,6 +61,8 @@ class AsyncLLM:
         self.config = config
         self.watch = StepWatcher(backend)
         self._on_page_events: OnPageEvents = lambda events: None  # replaced by send_page_events
+        self.abort_others: Callable[[], Awaitable[int]] = _no_others
+        """Ends the open requests of other processes with the same engine; returns their number."""
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -235,7 +237,8 @@ class AsyncLLM:
 
     async def abort_all(self) -> int:
         """End every open request with finish reason "abort"; return their number."""
-        return sum([self._tracker.abort(name) for name in list(self._tracker.requests)])
+        own = sum([self._tracker.abort(name) for name in list(self._tracker.requests)])
+        return own + await self.abort_others()
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Hold requests until `resume_generation`; return when none runs any more.
@@ -382,6 +385,10 @@ class AsyncLLM:
     def _check_free(self, name: str) -> None:
         if name in self._tracker.requests:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
+
+
+async def _no_others() -> int:
+    return 0
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Child:
                 stdout=pipe,
                 stderr=pipe,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(),
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent
             )
         progress.announce("starting the engine's process")
@@ -242,7 +242,7 @@ class Child:
         self.kill()
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return our environment, with this package importable from any working directory."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from itertools import groupby
@@ -299,5 +300,12 @@ def array_dtype(kind: object) -> np.dtype[Any]:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-decode_to_core = msgspec.msgpack.Decoder(list[ToCore], dec_hook=_unpack).decode
-decode_from_core = msgspec.msgpack.Decoder(list[FromCore], dec_hook=_unpack).decode
+
+
+def decoder(kinds: Any) -> Callable[[bytes], list[Any]]:
+    """Return the reader of frames of these kinds of messages. It raises ValueError for any other."""
+    return msgspec.msgpack.Decoder(list[kinds], dec_hook=_unpack).decode
+
+
+decode_to_core = decoder(ToCore)
+decode_from_core = decoder(FromCore)

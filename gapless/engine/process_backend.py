@@ -66,18 +66,24 @@ class ProcessBackend(MessageBackend):
 
     def submit(self, request: Request) -> None:
         """Submit a request. Errors arrive through the sink, as refusals of the core do."""
-        error: GaplessError | None = None
-        if not self._ready.is_set():
-            error = EngineDeadError("the engine is not running")
-        elif request.params.prefix_allowed_tokens_fn is not None:
+        error: GaplessError | None
+        if request.params.prefix_allowed_tokens_fn is not None:
             error = RequestError(
                 f"{PREFIX_FUNCTION} is a function of this process, and the engine runs in another: use LLM, or "
                 "AsyncLLM without a ProcessBackend", PREFIX_FUNCTION
             )  # fmt: skip
-        elif not self._post(m.pack_request(request)):
-            error = QueueFullError("the engine does not take requests fast enough; try again later")
+        else:
+            error = self.offer(m.pack_request(request))
         if error is not None:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
+
+    def offer(self, add: m.Add) -> GaplessError | None:
+        """Pass a request to the engine, or return why that is refused."""
+        if not self._ready.is_set():
+            return EngineDeadError("the engine is not running")
+        if not self._post(add):
+            return QueueFullError("the engine does not take requests fast enough; try again later")
+        return None
 
     def came_up(self) -> None:
         # It started like its first predecessor, and gets the new weights in the same way: all else stays the same.

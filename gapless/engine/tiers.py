@@ -65,12 +65,12 @@ class EngineTiers:
         """Return a name of everything that KV depends on, so that equal digests mean equal KV, with tiers also in other
         processes."""
         config = self._config
-        head = config.speculation.in_pages if config.speculation else ""
+        head, kv = config.speculation.in_pages if config.speculation else "", getattr(model, "kv_origin", "auto")
         if not self.kinds:
             length = model_length(config, model_config)
             what = f"{model_config.impl}|{length}|{model.dtype}|{config.batch_invariant}"
             name = f"{config.model}|{config.load_format}|{config.base_seed}|{what}"
-            return f"{name}|{head}" if head else name
+            return "|".join([name, *[head] * bool(head), *[kv] * (kv != "auto")])
         before = self._weights
         self.look_at_weights()
         if self._weights != before:
@@ -82,6 +82,7 @@ class EngineTiers:
                 "layers": model_config.sizes.layers,
                 "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),
                 "weights": self._weights,
+                "kv_cache_dtype": kv,
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "page_size": config.block_size,
                 "page_bytes": model.page_bytes(config.block_size),

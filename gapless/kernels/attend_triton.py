@@ -7,9 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gapless.kernels.splits_triton import CAUSAL, INTERPRETED, LOG2_E, first_entry
+from gapless.kernels.kv_triton import keys_of, values_of
+from gapless.kernels.splits_triton import CAUSAL, LOG2_E, first_entry
 
-_INTERPRETED = tl.constexpr(INTERPRETED)
 _LOG2_E = tl.constexpr(LOG2_E)
 
 
@@ -26,12 +26,6 @@ def score_of(q, k, factor, CAP: tl.constexpr):
         # tanh x = 1 - 2 / (exp 2x + 1), also where exp is infinite.
         score = CAP * _LOG2_E - 2 * CAP * _LOG2_E / (tl.exp2(score) + 1)
     return score
-
-
-@triton.jit
-def computable(x):
-    """Return x, in float32 if it is bfloat16 in Triton's interpreter, whose bfloat16 arithmetic is wrong."""
-    return x.to(tl.float32) if _INTERPRETED and x.dtype == tl.bfloat16 else x
 
 
 @triton.jit
@@ -57,21 +51,8 @@ def with_tile(acc, total, top, score, v, EMPTY: tl.constexpr):
 
 
 @triton.jit
-def entries(keys, values, where, there, D_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros unless `there`."""
-    offs_d = tl.arange(0, D_PAD)
-    if MASKED:
-        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
-        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
-    else:
-        k = tl.load(keys + where[None, :] + offs_d[:, None])
-        v = tl.load(values + where[:, None] + offs_d[None, :])
-    return computable(k), computable(v)
-
-
-@triton.jit
 def attend(
-    acc, total, top, q, keys, values, table, first, last, factor, low, high, page_stride, ENTRY: tl.constexpr,
+    acc, total, top, q, keys, values, pairs, table, first, last, factor, low, high, page_stride, ENTRY: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, AHEAD: tl.constexpr,
     EDGE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -99,10 +80,11 @@ def attend(
             page = tl.load(table + entry // PAGE, mask=entry < high, other=0)
         else:
             page = tl.load(table + entry // PAGE)
-        where = page.to(tl.int64) * page_stride + (entry % PAGE) * ENTRY
+        base = page.to(tl.int64) * page_stride
         inside = (entry >= floor) & (entry < high) if CUT else entry < high
         there = inside[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k, v = entries(keys, values, where, there, D_PAD, MASKED or D != D_PAD)
+        k = keys_of(keys, base, entry % PAGE, there, q, ENTRY, MASKED or D != D_PAD)
+        v = values_of(values, pairs, base, entry % PAGE, there, q, ENTRY, D, MASKED or D != D_PAD)
         score = score_of(q, k, factor, CAP)
         if MASKED:
             score = tl.where((entry[None, :] <= last[:, None]) & inside[None, :], score, float("-inf"))
@@ -137,13 +119,6 @@ def borders(
         end = tl.maximum(end, 0)  # an inert row has fewer entries than queries
         begin = tl.minimum(tl.cdiv(begin, BLOCK_N) * BLOCK_N, end)
     return floor, begin, end, high
-
-
-@triton.jit
-def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
-    """Return the addresses of a layer's keys and values of a KV head in the first page."""
-    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
-    return keys, keys + PAGE * HEADS * D
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gapless.kernels.kinds import Reach
+from gapless.kernels.kv import read
 from gapless.kernels.views import KV, Attend, RowBatch
 
 GATHER_ELEMENTS = 1 << 26
@@ -72,7 +73,7 @@ def prefill_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_qu
 
 def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: int) -> Tensor:
     """See `seam.Kernels.chunk_attention`. Keys and values are gathered once."""
-    (count, heads, head_dim), (page_size, kv_heads), spans = q.shape, kv.cache.shape[3:5], batch.spans
+    (count, heads, _), (page_size, kv_heads), spans = q.shape, kv.cache.shape[3:5], batch.spans
     end, first = start + count, 0 if spans is not None else max(0, _first(attend, start))
     pages = slice(first // page_size, -(-end // page_size))
     entries = _entries(kv, kv.page_table[:, pages].index_select(0, batch.rows))[0]
@@ -81,13 +82,13 @@ def chunk_attention(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, start: i
     reads = Reads.of(attend, columns[start:], spans, end)
     if spans is not None and reads.first is not None:  # what no query reads may hold anything
         entries = torch.where(columns < reads.first.min(), entries[-1], entries)
-    k, v = (x.index_select(0, entries).view(-1, kv_heads, head_dim).transpose(0, 1) for x in _flat(kv))
-    if start == 0 and spans is None and attend == Attend(attend.scale):
+    k, v = (x.transpose(0, 1) for x in _gather(kv, entries))
+    if start == 0 and spans is None and attend == Attend(attend.scale) and k.dtype == q.dtype:
         q, k, v = q.transpose(0, 1)[None], k[None], v[None]
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=attend.scale, enable_gqa=heads > kv_heads)
         return out[0].transpose(0, 1).reshape(count, -1)
     # Heads of one group are a batch over the same keys, so that the mask is shared.
-    q = q.view(count, kv_heads, -1, head_dim).permute(2, 1, 0, 3)
+    q = q.view(count, kv_heads, -1, q.shape[2]).permute(2, 1, 0, 3)
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1, 1).transpose(0, 1)
     tile, parts = max(1, min(QUERY_TILE, GATHER_ELEMENTS // (heads * (end - first)))), []
     for low in range(0, count, tile):
@@ -122,7 +123,7 @@ def _attend_rows(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend, 
 
 def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend, pages: int) -> Tensor:
     """Treat heads that share a KV head as its queries, so that no key is repeated."""
-    (count, _, head_dim), (page_size, kv_heads) = q.shape, kv.cache.shape[3:5]
+    count, (page_size, kv_heads) = len(q), kv.cache.shape[3:5]
     table, position = kv.page_table.index_select(0, rows), torch.arange(pages * page_size, device=q.device)
     first = None if reads.first is None else reads.first[:, None]
     if first is not None and pages < table.shape[1]:
@@ -134,14 +135,16 @@ def _attend_group(q: Tensor, kv: KV, rows: Tensor, reads: Reads, attend: Attend,
     # A masked entry still takes part as 0 * value, and a reused page may hold NaN. So it reads the first entry that the
     # row reads: always written, and if that is NaN the row is lost anyway, but no other row with it.
     index = torch.where(mask, entries, own).flatten()
-    k, v = (x.index_select(0, index).view(count, -1, kv_heads, head_dim).transpose(1, 2) for x in _flat(kv))
+    k, v = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in _gather(kv, index))
     sinks = None if attend.sinks is None else attend.sinks.view(kv_heads, -1, 1)
-    out = weigh(q.view(count, kv_heads, -1, head_dim), k, v, mask[:, None, None], attend._replace(sinks=sinks))
+    out = weigh(q.view(count, kv_heads, -1, q.shape[2]), k, v, mask[:, None, None], attend._replace(sinks=sinks))
     return out.reshape(count, -1).masked_fill_(reads.end[:, None] <= 0, 0)
 
 
 def weigh(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, attend: Attend) -> Tensor:
     """Softmax of q [.., T, D] over k and v [.., N, D] at `mask` [.., T, N]; sinks [.., 1] for the scores."""
+    if k.dtype != q.dtype:
+        return weigh(q.to(k.dtype), k, v, mask, attend).to(q.dtype)
     if attend.sinks is None and not attend.softcap:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=attend.scale)
     scores = q.float() @ k.float().mT * attend.scale
@@ -153,10 +156,14 @@ def weigh(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, attend: Attend) -> Tens
     return (scores.softmax(-1)[..., : k.shape[-2]] @ v.float()).to(q.dtype)
 
 
-def _flat(kv: KV) -> tuple[Tensor, Tensor]:
-    """Return the keys and the values of a layer as rows, to be indexed by `_entries`."""
-    flat, page_size = kv.cache.view(-1, kv.cache.shape[4] * kv.cache.shape[5]), kv.cache.shape[3]
-    return flat[2 * kv.layer * page_size :], flat[(2 * kv.layer + 1) * page_size :]
+def _gather(kv: KV, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [N, K, D] of a layer at `index` [N] of `_entries`: float32 if they are scaled."""
+    _, layers, kinds, page_size, kv_heads, width = kv.cache.shape
+    if kv.scales is not None:
+        page = layers * kinds * page_size
+        return read(kv, index // page, index % page)
+    flat, first = kv.cache.view(-1, kv_heads, width), 2 * kv.layer * page_size
+    return flat[first:].index_select(0, index), flat[first + page_size :].index_select(0, index)
 
 
 def _entries(kv: KV, pages: Tensor) -> Tensor:

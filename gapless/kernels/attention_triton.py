@@ -26,14 +26,23 @@ from gapless.kernels.attend_triton import (
     attend,
     borders,
     chunk_of,
-    computable,
-    entries,
-    head_of,
     no_sums,
     ranges,
     score_factor,
     score_of,
     with_tile,
+)
+from gapless.kernels.kv_triton import (
+    computable,
+    head_of,
+    key_scaled,
+    keys_of,
+    scale_of,
+    store_keys,
+    store_nibbles,
+    value_columns,
+    value_scaled,
+    values_of,
 )
 from gapless.kernels.library_triton import arch, counters, launch_options, operator
 from gapless.kernels.rope_triton import angle_of, turned
@@ -76,7 +85,7 @@ def _pages_of(table, at, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: t
 
 @triton.jit
 def _attend_row(
-    q, keys, values, table, page, first, factor, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
+    q, keys, values, pairs, table, page, first, factor, low, high, page_stride, ENTRY: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr, EDGE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """`attend` to all entries low .. high of one row, in fewer instructions. low is a multiple of BLOCK_N.
@@ -91,12 +100,13 @@ def _attend_row(
         entry = at + offs_n
         spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
         # Multiplied last: the compiler must see that it is aligned, or it does not pipeline the loads.
-        where = spread.to(tl.int64) * page_stride + entry % PAGE * ENTRY
+        base = spread.to(tl.int64) * page_stride
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
         inside = (entry >= first) & (entry < high) if EDGE else entry < high
         there = inside[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k, v = entries(keys, values, where, there, D_PAD, True)
+        k = keys_of(keys, base, entry % PAGE, there, q, ENTRY, True)
+        v = values_of(values, pairs, base, entry % PAGE, there, q, ENTRY, D, True)
         score = tl.where(inside[None, :], score_of(q, k, factor, CAP), float("-inf"))
         acc, total, top = with_tile(acc, total, top, score, v, False)
     return acc, total, top
@@ -123,26 +133,36 @@ def _queries(
 
 @triton.jit
 def _write_entry(
-    line, head, qk_norm, cos, sin, eps, key_place, value_place, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, NORM: tl.constexpr,
+    line, head, qk_norm, cos, sin, eps, keys, values, pairs, at, offset, scales, layer, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate a token's key of one head, and write it and its value to the cache."""
+    """Norm and rotate a token's key of one head, and write it and its value to the cache, to entry `offset` of the page
+    at `at`."""
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     offs_d = tl.arange(0, D_PAD)[None, :]
     there = offs_d < D
     own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
     key = turned(line, own, qk_norm, cos, sin, eps, there, D, D_PAD, NORM)
-    value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
-    tl.store(key_place + offs_d, key.to(key_place.dtype.element_ty), mask=there)
-    tl.store(value_place + offs_d, value, mask=there)
+    places = at + offset * (HEADS * D) + offs_d
+    store_keys(keys + places, key.to(line.dtype.element_ty), scale_of(scales, layer, 0), there)
+    if values.dtype.element_ty == tl.uint8:
+        column = tl.arange(0, D_PAD // 2)[None, :]
+        left = line + (own + HEADS) * D + column
+        inside = column < D // 2
+        lefts, rights = tl.load(left, mask=inside, other=0.0), tl.load(left + D // 2, mask=inside, other=0.0)
+        pair = (pairs + at + offset * (HEADS * 4)).to(tl.pointer_type(tl.float16), bitcast=True) + own * 0
+        store_nibbles(values + at + offset * (HEADS * (D // 2)) + column, pair, lefts, rights, inside)
+    else:
+        value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
+        store_keys(values + places, value, scale_of(scales, layer, 1), there)
     # Stored by some threads, read by others.
     tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["layer", "batch", "wanted", "at_once", "least"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
-    q, cache, table, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch, wanted,
-    at_once, least, factor, sinks, qk_norm, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    q, cache, table, scales, rows, lens, out, partial, logs, arrived, q_stride, page_stride, table_stride, layer, batch,
+    wanted, at_once, least, factor, sinks, qk_norm, angles, slots, eps, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, RUN: tl.constexpr,
     SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, ANGLES_ROW: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr, CAP: tl.constexpr,
@@ -171,11 +191,11 @@ def decode_kernel(
     low = begin + split * size
     high = tl.minimum(low + size, length)
     offs_g = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, D_PAD)
+    offs_d = value_columns(cache, D, D_PAD)
     query = head * GROUP + offs_g
     mine = (offs_g < GROUP)[:, None] & (offs_d < D)[None, :]
     place = out + row.to(tl.int64) * (HEADS * GROUP * D) + query[:, None] * D + offs_d[None, :]
-    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
+    keys, values, pairs = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + row) * table_stride
     page = _pages_of(pages, low, high, PAGE, BLOCK_N, RUN)
     cos, sin, slot = 0.0, 0.0, 0
@@ -188,13 +208,17 @@ def decode_kernel(
         if split == 0:
             tl.store(place, tl.zeros([BLOCK_M, D_PAD], tl.float32).to(out.dtype.element_ty), mask=mine)
         return
+    factor = key_scaled(factor, scales, layer)
     line = q + row.to(tl.int64) * q_stride
     tile = _queries(line, head, qk_norm, cos, sin, eps, GROUP, D, BLOCK_M, TURN, NORM)
     if TURN and high == length:
-        at = slot // PAGE * page_stride + slot % PAGE * (HEADS * D)
-        _write_entry(line, head, qk_norm, cos, sin, eps, keys + at, values + at, HEADS, GROUP, D, NORM)
+        at = slot // PAGE * page_stride
+        _write_entry(
+            line, head, qk_norm, cos, sin, eps, keys, values, pairs, at, slot % PAGE, scales, layer, HEADS, GROUP, D,
+            NORM,
+        )  # fmt: skip
     acc, total, top = _attend_row(
-        tile, keys, values, pages, page, first_entry(length - 1, REACH, SIZE), factor, low, high, page_stride,
+        tile, keys, values, pairs, pages, page, first_entry(length - 1, REACH, SIZE), factor, low, high, page_stride,
         HEADS * D, D, PAGE, BLOCK_N, RUN, REACH != CAUSAL, CAP,
     )  # fmt: skip
     if EARLY and MANY:
@@ -202,7 +226,7 @@ def decode_kernel(
     if sinks is not None:
         whole = with_sink(total, top, sinks, tl.minimum(query, HEADS * GROUP - 1))
         total = tl.where(tl.cdiv(reads, size) == 1, whole, total)
-    acc = acc / total[:, None]
+    acc = value_scaled(acc / total[:, None], cache, scales, layer)
     splits = tl.cdiv(reads, size)
     if splits == 1:
         tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
@@ -216,8 +240,8 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
 def prefill_kernel(
-    q, cache, table, rows, starts, lens, spans, out, partial, logs, q_stride, page_stride, table_stride, layer, tokens,
-    chunks, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    q, cache, table, scales, rows, starts, lens, spans, out, partial, logs, q_stride, page_stride, table_stride, layer,
+    tokens, chunks, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, REACH: tl.constexpr,
     SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -231,7 +255,7 @@ def prefill_kernel(
     does it all, with an infinite log-sum and the result in `out`.
     """
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
-    AHEAD: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth > 16
+    AHEAD: tl.constexpr = q.dtype.element_ty.primitive_bitwidth > 16
     head = tl.program_id(0)
     # Later blocks of a chunk see more keys: they begin first, so that short ones end last.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -242,13 +266,13 @@ def prefill_kernel(
     if first >= end - begin:
         return
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, D_PAD)
+    offs_d = value_columns(cache, D, D_PAD)
     query = first + offs_m // GROUP
     token = (begin + query).to(tl.int64)
-    lane = (head * GROUP + offs_m % GROUP)[:, None] * D + offs_d[None, :]
+    lane = (head * GROUP + offs_m % GROUP)[:, None] * D
     real = (offs_m < BLOCK_Q * GROUP) & (query < end - begin)
     mine = real[:, None] & (offs_d < D)[None, :]
-    place = out + token[:, None] * (HEADS * GROUP * D) + lane
+    place = out + token[:, None] * (HEADS * GROUP * D) + lane + offs_d[None, :]
     part = ((token * HEADS + head) * GROUP + offs_m % GROUP) * tl.num_programs(2) + tl.program_id(2)
     acc, total, top = no_sums(BLOCK_M, D_PAD)
     if chunk == chunks:
@@ -256,10 +280,13 @@ def prefill_kernel(
         if SPLIT:
             tl.store(logs + part, float("inf"), mask=real)
         return
-    tile = computable(tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0))
+    straight = tl.arange(0, D_PAD)[None, :]
+    line = q + token[:, None] * q_stride + lane + straight
+    tile = computable(tl.load(line, mask=real[:, None] & (straight < D), other=0.0))
+    factor = key_scaled(factor, scales, layer)
     length = tl.load(lens + chunk).to(tl.int32)
     start = length - (end - begin)
-    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
+    keys, values, pairs = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + chunk) * table_stride
     position = start + query
     high = tl.minimum(start + first + BLOCK_Q, length)
@@ -278,19 +305,20 @@ def prefill_kernel(
         if few and tl.program_id(2) > 0:
             return
     acc, total, top = attend(
-        acc, total, top, tile, keys, values, pages, since, last, factor, low, until, page_stride, HEADS * D, D, PAGE,
-        BLOCK_N, False, AHEAD, EDGE, CAP,
+        acc, total, top, tile, keys, values, pairs, pages, since, last, factor, low, until, page_stride, HEADS * D, D,
+        PAGE, BLOCK_N, False, AHEAD, EDGE, CAP,
     )  # fmt: skip
     if EDGE:
         acc, total, top = attend(
-            acc, total, top, tile, keys, values, pages, since, last, factor, floor, begin, page_stride, HEADS * D, D,
-            PAGE, BLOCK_N, True, AHEAD, EDGE, CAP,
+            acc, total, top, tile, keys, values, pairs, pages, since, last, factor, floor, begin, page_stride,
+            HEADS * D, D, PAGE, BLOCK_N, True, AHEAD, EDGE, CAP,
         )  # fmt: skip
         clear = tl.maximum(clear, floor)
     acc, total, top = attend(
-        acc, total, top, tile, keys, values, pages, since, last, factor, clear, high, page_stride, HEADS * D, D, PAGE,
-        BLOCK_N, True, AHEAD, EDGE, CAP,
+        acc, total, top, tile, keys, values, pairs, pages, since, last, factor, clear, high, page_stride, HEADS * D, D,
+        PAGE, BLOCK_N, True, AHEAD, EDGE, CAP,
     )  # fmt: skip
+    acc = value_scaled(acc, cache, scales, layer)
     if SPLIT:
         if not few:
             total = tl.where(total == 0, 1.0, total)  # NaN stays: the row is bad
@@ -311,10 +339,13 @@ class AttentionShape(NamedTuple):
     page_size: int
 
     @classmethod
-    def of(cls, q: Tensor, cache: Tensor) -> AttentionShape:
-        page_size, kv_heads, head_dim = cache.shape[3:]
-        assert q.shape[2] == head_dim and q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
-        assert cache.is_contiguous() and q.shape[1] % kv_heads == 0 and q.dtype == cache.dtype
+    def of(cls, q: Tensor, cache: Tensor, scales: Tensor | None) -> AttentionShape:
+        page_size, kv_heads, width = cache.shape[3:]
+        head_dim = q.shape[2]
+        assert q.stride(2) == 1 and q.stride(1) == head_dim, (q.shape, q.stride())
+        assert width == (head_dim if cache.dtype != torch.uint8 else head_dim // 2 * 3 + 4), (cache.shape, q.shape)
+        assert cache.is_contiguous() and q.shape[1] % kv_heads == 0
+        assert (scales is None) == (q.dtype == cache.dtype), (q.dtype, cache.dtype)
         return cls(q.shape[1], kv_heads, head_dim, page_size)
 
     @property
@@ -331,8 +362,8 @@ class Unturned(NamedTuple):
 
 
 def decode_attention(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
-    reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, scales: Tensor | None, rows: Tensor, kv_lens: Tensor,
+    scale: float, reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
     tiles: AttentionTiles | None = None, splits: int | None = None, per_sm: int | None = None, grid: int = GRID_PER_SM,
     least: int = LEAST_IN_SPLIT, many: bool | None = None, early: bool | None = None, unturned: Unturned | None = None,
 ) -> Tensor:  # fmt: skip
@@ -340,7 +371,7 @@ def decode_attention(
 
     unturned: q is not rotated yet; the keys and values after it in memory go to the cache here.
     """
-    shape = AttentionShape.of(q, cache)
+    shape = AttentionShape.of(q, cache, scales)
     gpu, batch = arch(q.device), q.shape[0]
     processors = gpu.processors
     if many is None:
@@ -362,7 +393,7 @@ def decode_attention(
     padded, reached = triton.next_power_of_2(splits), {"REACH": int(reach), "SIZE": size}
     (qk_norm, eps, angles), slots = unturned or (Rotation(None, 0.0, q), rows)
     decode_kernel[shape.kv_heads, batch, splits](
-        q, cache, page_table, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
+        q, cache, page_table, scales, rows, kv_lens, out, partial, logs, arrived, q.stride(0),
         cache.stride(0), page_table.stride(0), layer, batch, wanted, AT_ONCE_PER_SM * processors, least,
         score_factor(scale, softcap), sinks, q if qk_norm is None else qk_norm, angles, slots, eps,
         **shape.constants, **reached, ANGLES_ROW=0 if unturned is None else angles.stride(0), TURN=unturned is not None,
@@ -380,23 +411,24 @@ def decode_attention(
 
 def rotated_decode(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, angles: Tensor, slots: Tensor, cache: Tensor, layer: int,
-    page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, reach: int, size: int, softcap: float,
-    sinks: Tensor | None,
+    page_table: Tensor, scales: Tensor | None, rows: Tensor, kv_lens: Tensor, scale: float, reach: int, size: int,
+    softcap: float, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """rope_and_write of qkv [B, Q + 2K, D], then decode_attention, in one launch; qkv stays as it is."""
     q = qkv[:, : qkv.shape[1] - 2 * cache.shape[4]]
     unturned = Unturned(Rotation(qk_norm, eps, angles), slots)
     attend = (scale, reach, size, softcap, sinks)
-    return decode_attention(q, cache, layer, page_table, rows, kv_lens, *attend, unturned=unturned)
+    return decode_attention(q, cache, layer, page_table, scales, rows, kv_lens, *attend, unturned=unturned)
 
 
 def prefill_attention(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None, max_query: int, *,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, scales: Tensor | None, rows: Tensor, starts: Tensor,
+    kv_lens: Tensor, spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
+    max_query: int, *,
     tiles: AttentionTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
-    shape = AttentionShape.of(q, cache)
+    shape = AttentionShape.of(q, cache, scales)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or choose_tiles(PromptAttention(shape.head_dim, q.element_size(), group, max_query), arch(q.device))
     blocks = -(-tokens // (queries := tiles.rows // group))
@@ -406,7 +438,7 @@ def prefill_attention(
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
     partial, logs = split_space(q, splits) if splits > 1 else (out, out)
     prefill_kernel[shape.kv_heads, blocks + chunks + 1, splits](
-        q, cache, page_table, rows, starts, kv_lens, spans, out, partial, logs, q.stride(0), cache.stride(0),
+        q, cache, page_table, scales, rows, starts, kv_lens, spans, out, partial, logs, q.stride(0), cache.stride(0),
         page_table.stride(0), layer, tokens, chunks, score_factor(scale, softcap), sinks, **shape.constants,
         PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries, BLOCK_N=tiles.entries, SPLIT=splits > 1,
         REACH=int(reach), SIZE=size, CAP=softcap, num_warps=tiles.warps, num_stages=tiles.stages,

@@ -82,7 +82,7 @@ def rotate_and_attend(
 
     adapted: see `rope_triton.rope_and_write`."""
     batch = rows.batch
-    triton_rope_and_write(qkv, *rotation, rows.slots, kv.cache, kv.layer, *adapted)
+    triton_rope_and_write(qkv, *rotation, rows.slots, kv.cache, kv.layer, kv.scales, *adapted)
     q = qkv[:, : -2 * kv.cache.shape[4]]
     found: Tensor = triton_decode_attention(q, *kv, batch.rows, batch.kv_lens, *attend)
     return found
@@ -142,7 +142,7 @@ class FewRowsOps:
 
     def attend(self, qkv: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         kv, batch = self.rows.kv(layer), self.rows.batch
-        qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
+        qkv = qkv.view(len(qkv), -1, kv.head_dim)
         if not self.rows.apart:
             return rotate_and_attend(qkv, rotation, kv, self.rows, attend)
         found: Tensor = triton_rotated_decode(qkv, *rotation, self.rows.slots, *kv, batch.rows, batch.kv_lens, *attend)

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.attend_triton import attend, borders, chunk_of, computable, head_of, no_sums, ranges, score_factor
+from gapless.kernels.attend_triton import attend, borders, chunk_of, no_sums, ranges, score_factor
 from gapless.kernels.attention_triton import TABLES, AttentionShape
 from gapless.kernels.kinds import Reach
+from gapless.kernels.kv_triton import computable, head_of, key_scaled, value_columns, value_scaled
 from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.splits_triton import CAUSAL, GRID_PER_SM, first_entry, most_read, with_sink
 from gapless.kernels.tiles import AttentionTiles, InvariantAttention, choose_tiles
@@ -53,9 +54,9 @@ def _weights(top, other, EMPTY: tl.constexpr):
 
 
 @triton.jit
-def _store_segment(partial, sums, acc, total, top, lane, real, D: tl.constexpr):
-    """Stores a segment's sums acc [M, D_PAD], total and top [M] for its `real` heads, at the lines `lane` [M]."""
-    offs_d = tl.arange(0, acc.shape[1])
+def _store_segment(partial, sums, acc, total, top, lane, real, offs_d, D: tl.constexpr):
+    """Stores a segment's sums acc [M, D_PAD] of columns `offs_d`, total and top [M] for its `real` heads, at the lines
+    `lane` [M]."""
     tl.store(sums + lane * 2, top, mask=real)
     tl.store(sums + lane * 2 + 1, total, mask=real)
     mine = real[:, None] & (offs_d < D)[None, :]
@@ -64,10 +65,10 @@ def _store_segment(partial, sums, acc, total, top, lane, real, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks", "single", "most"], do_not_specialize_on_alignment=TABLES)
 def attention_kernel(
-    q, cache, table, rows, starts, lens, spans, out, partial, sums, q_stride, page_stride, table_stride, layer, tokens,
-    chunks, single, most, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    REACH: tl.constexpr, SIZE: tl.constexpr, CAP: tl.constexpr,
+    q, cache, table, scales, rows, starts, lens, spans, out, partial, sums, q_stride, page_stride, table_stride, layer,
+    tokens, chunks, single, most, factor, sinks, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
+    MOST: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, block, share): BLOCK_Q queries of one chunk times the GROUP heads of a KV head.
 
@@ -95,7 +96,7 @@ def attention_kernel(
     if first >= stop:
         return
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, D_PAD)
+    offs_d = value_columns(cache, D, D_PAD)
     position = first + offs_m // GROUP
     real = (offs_m < BLOCK_Q * GROUP) & (position >= start) & (position < stop)
     mine = real[:, None] & (offs_d < D)[None, :]
@@ -106,9 +107,11 @@ def attention_kernel(
     if length == 0:
         tl.store(out + one[:, None] * D + offs_d[None, :], whole.to(out.dtype.element_ty), mask=mine)
         return
-    line = q + token[:, None] * q_stride + query[:, None] * D + offs_d[None, :]
-    tile_q = computable(tl.load(line, mask=mine, other=0.0))
-    keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
+    factor = key_scaled(factor, scales, layer)
+    straight = tl.arange(0, D_PAD)[None, :]
+    line = q + token[:, None] * q_stride + query[:, None] * D + straight
+    tile_q = computable(tl.load(line, mask=real[:, None] & (straight < D), other=0.0))
+    keys, values, pairs = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + chunk) * table_stride
     reach = tl.minimum(first + BLOCK_Q, length)
     # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all tiles before.
@@ -130,13 +133,14 @@ def attention_kernel(
             low = tl.maximum(low, floor)
         acc, total, top = no_sums(BLOCK_M, D_PAD)
         acc, total, top = attend(
-            acc, total, top, tile_q, keys, values, pages, since, last, factor, low, high, page_stride, HEADS * D, D,
-            PAGE, BLOCK_N, True, True, EDGE, CAP,
+            acc, total, top, tile_q, keys, values, pairs, pages, since, last, factor, low, high, page_stride, HEADS * D,
+            D, PAGE, BLOCK_N, True, True, EDGE, CAP,
         )  # fmt: skip
+        acc = value_scaled(acc, cache, scales, layer)
         if shares > 1:
             # Only decode rows have several, so their one token is `begin`: small offsets take few registers.
             at = (begin.to(tl.int64) * HEADS + head) * GROUP * most + segment
-            _store_segment(partial + at * D, sums + at * 2, acc, total, top, offs_m % GROUP * most, real, D)
+            _store_segment(partial + at * D, sums + at * 2, acc, total, top, offs_m % GROUP * most, real, offs_d, D)
         else:
             # Fused by hand, as `combine_kernel` does: a compiler may fuse either product.
             highest, before, after = _weights(highest, top, EDGE)
@@ -190,9 +194,9 @@ def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
 
 def _launch(q: Tensor, kv: KV, batch: RowBatch, attention: Attend, shares: int, tiles: AttentionTiles | None) -> Tensor:
     """Compute attention of chunks, or of single tokens if there are no starts."""
-    (cache, layer, page_table), (rows, kv_lens, starts, spans) = kv, batch
+    (cache, layer, page_table, scales), (rows, kv_lens, starts, spans) = kv, batch
     scale, reach, size, softcap, sinks = attention
-    shape = AttentionShape.of(q, cache)
+    shape = AttentionShape.of(q, cache, scales)
     group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or choose_tiles(InvariantAttention(shape.head_dim, q.element_size(), group), arch(q.device))
     block = queries_of(tiles, group)
@@ -205,8 +209,8 @@ def _launch(q: Tensor, kv: KV, batch: RowBatch, attention: Attend, shares: int, 
     blocks = tokens if starts is None else tokens // block + 2 * (chunks + 1)
     fixed = {"BLOCK_Q": block, "LEAST": LEAST_IN_SEGMENT, "MOST": MOST_SEGMENTS, "REACH": int(reach), "SIZE": size}
     attention_kernel[shape.kv_heads, blocks, shares](
-        q, cache, page_table, rows, rows if starts is None else starts, kv_lens, spans, out, partial, sums, q.stride(0),
-        cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most,
+        q, cache, page_table, scales, rows, rows if starts is None else starts, kv_lens, spans, out, partial, sums,
+        q.stride(0), cache.stride(0), page_table.stride(0), layer, tokens, chunks, int(starts is None), most,
         score_factor(scale, softcap), sinks, **shape.constants, **fixed, CAP=softcap, PAGE=shape.page_size,
         BLOCK_M=tiles.rows, BLOCK_N=tiles.entries, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -218,25 +222,25 @@ def _launch(q: Tensor, kv: KV, batch: RowBatch, attention: Attend, shares: int, 
 
 
 def invariant_decode(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float,
-    reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, scales: Tensor | None, rows: Tensor, kv_lens: Tensor,
+    scale: float, reach: int = 0, size: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, *,
     shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.decode_attention. Parameters after `scale` are for tests and measuring; `shares` change no bit."""
     longest = most_read(page_table.shape[1] * cache.shape[3], reach, size)
     shares = shares or shares_for(q.shape[0], cache.shape[4], longest, arch(q.device).processors)
     attention = Attend(scale, Reach(reach), size, softcap, sinks)
-    return _launch(q, KV(cache, layer, page_table), RowBatch(rows, kv_lens), attention, shares, tiles)
+    return _launch(q, KV(cache, layer, page_table, scales), RowBatch(rows, kv_lens), attention, shares, tiles)
 
 
 def invariant_prefill(
-    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
+    q: Tensor, cache: Tensor, layer: int, page_table: Tensor, scales: Tensor | None, rows: Tensor, starts: Tensor,
+    kv_lens: Tensor, spans: Tensor | None, scale: float, reach: int, size: int, softcap: float, sinks: Tensor | None,
     max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention."""
     attention = Attend(scale, Reach(reach), size, softcap, sinks)
-    return _launch(q, KV(cache, layer, page_table), RowBatch(rows, kv_lens, starts, spans), attention, 1, tiles)
+    return _launch(q, KV(cache, layer, page_table, scales), RowBatch(rows, kv_lens, starts, spans), attention, 1, tiles)
 
 
 triton_invariant_decode = operator(invariant_decode)

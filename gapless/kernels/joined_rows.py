@@ -75,7 +75,7 @@ class JoinedOps:
 
     def attend(self, qkv: Joint, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         kv, product = self.rows.kv(layer), qkv.product
-        product = product.view(len(product), -1, kv.cache.shape[5])
+        product = product.view(len(product), -1, kv.head_dim)
         return rotate_and_attend(product, rotation, kv, self.rows, attend, *qkv[1:])
 
     def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:

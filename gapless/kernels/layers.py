@@ -50,7 +50,7 @@ class SeparateOps:
     def write(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """Do the first part of `attend`; return qkv [T, Q + 2K, D]."""
         kv = self.rows.kv(layer)
-        qkv = qkv.view(len(qkv), -1, kv.cache.shape[5])
+        qkv = qkv.view(len(qkv), -1, kv.head_dim)
         self.kernels.rope_and_write(qkv, rotation, kv, self.rows.slots)
         return qkv
 

@@ -16,6 +16,7 @@ from gapless.kernels import attention
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.kinds import Activation, WeightKind
+from gapless.kernels.kv import write
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
@@ -42,11 +43,14 @@ def angles(positions: Tensor, table: Tensor) -> Tensor:
 
 def rope_and_write(qkv: Tensor, rotation: Rotation, kv: KV, slots: Tensor) -> None:
     qk_norm, eps, angles = rotation
-    page_size, kv_heads, head_dim = kv.cache.shape[3:]
+    page_size, kv_heads, head_dim = *kv.cache.shape[3:5], qkv.shape[2]
     qk = qkv[:, : qkv.shape[1] - kv_heads]
     # Queries and keys are normed and rotated together: the weight has a row for each head.
     normed = qk.float() if qk_norm is None else torch.rms_norm(qk.float(), (head_dim,), None, eps) * qk_norm
     qk.copy_(rotate(normed, *cos_sin(angles)))
+    if kv.scales is not None:
+        write(kv, slots, *qkv[:, -2 * kv_heads :].chunk(2, 1))
+        return
     page, offset = slots // page_size, slots % page_size
     pairs = qkv[:, -2 * kv_heads :].view(-1, 2, kv_heads, head_dim)
     kv.cache[:, kv.layer].index_put_((page[:, None], torch.arange(2, device=page.device), offset[:, None]), pairs)

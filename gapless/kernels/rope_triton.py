@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
+from gapless.kernels.kv_triton import scale_of, store_keys, store_nibbles
 from gapless.kernels.library_triton import operator
 
 HEADS = 4
@@ -63,10 +64,10 @@ def turned(
 
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["slots"])
 def rope_and_write_kernel(
-    qkv, qk_norm, eps, angles, slots, cache, layer, inner, adapters, up, RANK: tl.constexpr, INNER_ROW: tl.constexpr,
-    INNER_SLOT: tl.constexpr, ROW: tl.constexpr, ANGLES_ROW: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr,
-    TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    qkv, qk_norm, eps, angles, slots, cache, layer, scales, inner, adapters, up, RANK: tl.constexpr,
+    INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, ROW: tl.constexpr, ANGLES_ROW: tl.constexpr,
+    LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    NORM: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (token, HEADS heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -111,18 +112,29 @@ def rope_and_write_kernel(
     # Keys are the last rotated heads; values follow them.
     kv = head - (TURNED - KV_HEADS)
     value = kv // KV_HEADS
-    line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
-    target = cache + (line * KV_HEADS + kv % KV_HEADS) * (2 * HALF) + column
-    tl.store(target, out_left.to(cache.dtype.element_ty), mask=inside & (kv >= 0))
-    tl.store(target + HALF, out_right.to(cache.dtype.element_ty), mask=inside & (kv >= 0))
+    if cache.dtype.element_ty == tl.uint8:
+        first = cache + (slot // PAGE * LAYERS + layer) * (PAGE * KV_HEADS * (3 * HALF + 4))
+        own = slot % PAGE * KV_HEADS + kv % KV_HEADS
+        keys, nibbles = first + own * (2 * HALF) + column, first + PAGE * KV_HEADS * (2 * HALF) + own * HALF + column
+        pairs = (first + PAGE * KV_HEADS * (3 * HALF) + own * 4).to(tl.pointer_type(tl.float16), bitcast=True)
+        scale = scale_of(scales, layer, 0)
+        store_keys(keys, out_left, scale, inside & (value == 0) & (kv >= 0))
+        store_keys(keys + HALF, out_right, scale, inside & (value == 0) & (kv >= 0))
+        store_nibbles(nibbles, pairs, out_left, out_right, inside & (value == 1))
+    else:
+        line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
+        target = cache + (line * KV_HEADS + kv % KV_HEADS) * (2 * HALF) + column
+        scale = scale_of(scales, layer, tl.minimum(tl.maximum(value, 0), 1))
+        store_keys(target, out_left, scale, inside & (kv >= 0))
+        store_keys(target + HALF, out_right, scale, inside & (kv >= 0))
 
 
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, angles: Tensor, slots: Tensor, cache: Tensor, layer: int,
-    inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
+    scales: Tensor | None = None, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Norm (if `qk_norm` [Hq + Hkv, D] is given) and rotate queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
-    and write keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv may
+    and write keys and values into `cache`, see `KV`, at `slots` int64 [T]. Tokens of qkv may
     be apart.
 
     `angles`: see `Rotation`. Of tokens with the same slot (inert ones, in the null page) any one is kept. Computed in
@@ -137,7 +149,7 @@ def rope_and_write(
     half, rank = width // 2, 0 if up is None else up.shape[1]
     grid = (tokens, triton.cdiv(heads, HEADS))
     rope_and_write_kernel[grid](
-        qkv, qkv if qk_norm is None else qk_norm, eps, angles, slots, cache, layer, inner, adapters, up, rank,
+        qkv, qkv if qk_norm is None else qk_norm, eps, angles, slots, cache, layer, scales, inner, adapters, up, rank,
         *inner_strides(inner), qkv.stride(0), angles.stride(0), layers, page_size, heads - kv_heads, kv_heads, half,
         qk_norm is not None, HEADS, triton.next_power_of_2(half), num_warps=2 if rank else 1,
     )  # fmt: skip

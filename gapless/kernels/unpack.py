@@ -45,16 +45,16 @@ def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | 
 
 
 def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, Tensor], None]:
-    """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, angles, slots, cache, layer)."""
+    """`seam.Kernels.rope_and_write` by an operator (qkv, qk_norm, eps, angles, slots, cache, layer, scales)."""
 
     def call(qkv: Tensor, rotation: Rotation, kv: KV, slots: Tensor) -> None:
-        operator(qkv, *rotation, slots, kv.cache, kv.layer)
+        operator(qkv, *rotation, slots, kv.cache, kv.layer, kv.scales)
 
     return call
 
 
 def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend], Tensor]:
-    """`seam.Kernels.decode_attention` by an operator (q, cache, layer, page_table, rows, kv_lens, *attend)."""
+    """`seam.Kernels.decode_attention` by an operator (q, *kv, rows, kv_lens, *attend)."""
 
     def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend) -> Tensor:
         found: Tensor = operator(q, *kv, batch.rows, batch.kv_lens, *attend)
@@ -64,8 +64,8 @@ def decode_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Atte
 
 
 def prefill_attention(operator: Operator) -> Callable[[Tensor, KV, RowBatch, Attend, int], Tensor]:
-    """`seam.Kernels.prefill_attention` by an operator (q, cache, layer, page_table, rows, starts, kv_lens, spans,
-    *attend, max_query)."""
+    """`seam.Kernels.prefill_attention` by an operator (q, *kv, rows, starts, kv_lens, spans, *attend,
+    max_query)."""
 
     def call(q: Tensor, kv: KV, batch: RowBatch, attend: Attend, max_query: int) -> Tensor:
         found: Tensor = operator(q, *kv, batch.rows, batch.starts, batch.kv_lens, batch.spans, *attend, max_query)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gapless.kernels.kinds import Reach
@@ -17,10 +18,19 @@ class KV(NamedTuple):
     """One layer of a KV memory, and the page table."""
 
     cache: Tensor
-    """[pages, layers, 2, page_size, K, D], keys before values. Page 0 is the null page."""
+    """[pages, layers, 2, page_size, K, D], keys before values, of the model's dtype or float8_e4m3fn; or uint8 [pages,
+    layers, 1, page_size, K, D * 3 / 2 + 4]: see `kernels.kv`. Page 0 is the null page."""
     layer: int
     page_table: Tensor
     """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
+    scales: Tensor | None = None
+    """float32 [layers, 2] of keys and values: a number is its stored one times the scale. None for the model's dtype"""
+
+    @property
+    def head_dim(self) -> int:
+        """D"""
+        width = self.cache.shape[5]
+        return width if self.cache.dtype != torch.uint8 else (width - 4) // 3 * 2
 
 
 class Attend(NamedTuple):
@@ -93,9 +103,11 @@ class LayerRows(NamedTuple):
     """int64 [T] slot of each token's adapter, 0 for none; None if no row has one"""
     apart: bool = True
     """Whether no row reads what another one of the batch writes"""
+    scales: Tensor | None = None
+    """See `KV`"""
 
     def kv(self, layer: int) -> KV:
-        return KV(self.cache, layer, self.page_table)
+        return KV(self.cache, layer, self.page_table, self.scales)
 
 
 class Counts(NamedTuple):

@@ -51,7 +51,7 @@ class PagedAttention:
 
     def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
         count, table = plan.decode, inputs.page_table
-        self.kernels, self.plan, self.cache, self.pages = kernels, plan, cache.data, table
+        self.kernels, self.plan, self.cache, self.pages = kernels, plan, cache, table
         self.table = table[:, : -(-plan.bound // cache.page_size)] if kernels.bounded else table
         self.longest = max((chunk.size for chunk in plan.chunks), default=0)
         self.rows = RowBatch(inputs.rows[:count], inputs.kv_lens[:count])
@@ -63,7 +63,7 @@ class PagedAttention:
 
         Returns [T, heads * head_dim].
         """
-        count, kv, kernels = self.plan.decode, KV(self.cache, layer, self.table), self.kernels
+        count, kv, kernels = self.plan.decode, KV(self.cache.data, layer, self.table, self.cache.scales), self.kernels
         if not self.longest:
             return kernels.decode_attention(q, kv, self.rows, attend)
         chunks = self._chunks(q[count:], kv._replace(page_table=self.pages), attend)

@@ -15,9 +15,11 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.model.family import TensorNames
 from gapless.model.fields import Fields, Heard
+from gapless.model.formats import read_quantization
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
+from gapless.model.gguf_files import unpacked_folder
 from gapless.model.known_fields import CONFIG_FIELDS
-from gapless.model.quantization import Quantization, asked_quantization, read_quantization
+from gapless.model.quantization import Quantization, asked_quantization
 from gapless.model.registry import Impl, longest_of, route
 from gapless.model.spec import ModelSizes, ModelSpec
 
@@ -64,7 +66,7 @@ class ModelConfig:
 
 
 def resolve_model_dir(name: str) -> Path:
-    """The directory of a model: the embedded demo model's for 'demo', else `name` as a path."""
+    """The directory of a model: the embedded demo model's for 'demo', one made of a GGUF file, else `name` itself."""
     if name == DEMO_MODEL:
         from gapless.demo import weights_dir  # the demo is a leaf beside the house and costs nothing if not asked for
 
@@ -72,12 +74,13 @@ def resolve_model_dir(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if name.lower().endswith(".gguf"):
-        raise ConfigError(f"model: {name!r}: GGUF files are not read; name a checkpoint of safetensors files")
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return unpacked_folder(path)
     if path.exists():
         raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
     raise ConfigError(
-        f"model: no directory {name!r}; give that of a checkpoint, a name on the hub (org/name), or '{DEMO_MODEL}'"
+        f"model: no directory {name!r}; give that of a checkpoint, a GGUF file, a name on the hub (org/name), or "
+        f"'{DEMO_MODEL}'"
     )
 
 

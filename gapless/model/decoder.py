@@ -16,6 +16,7 @@ from torch.nn.functional import embedding
 
 from gapless.kernels import plain
 from gapless.kernels.kinds import WeightKind, WeightLayout
+from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
@@ -24,6 +25,7 @@ from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
+from gapless.model.kv_memory import PagedModel
 from gapless.model.params import PRODUCTS, Layer, Params
 from gapless.model.rope import rope_tables
 from gapless.model.seam import BatchShape, KVCache, StepInputs
@@ -119,7 +121,7 @@ class Block(NamedTuple):
         return ops.attend(qkv, rotation, layer, self.attend)
 
 
-class Decoder:
+class Decoder(PagedModel):
     """Implements the `Model` protocol over `params`, which are on one device in one dtype.
 
     It takes `params` over and empties its list of layers, so that a layer's loaded matrices can be let go while the
@@ -135,6 +137,8 @@ class Decoder:
         self.first_layer, self.spare_layers = first_layer, spare_layers
         self.kernels, self.eps, device = kernels, self.spec.norm.eps, params.embedding.device
         self.device, self.dtype = device, params.embedding.dtype
+        at, self.cache_layers = self.spec.layer.attention, len(self.spec.layers) + spare_layers
+        self.kv = KVLayout(KVFormat.AUTO, at.kv_heads, at.head_dim, self.dtype)
         self.ropes = rope_tables(config, max_model_len, device)
         self.blocks: list[Block] = []
         layouts: set[tuple[WeightLayout, WeightKind]] = set()
@@ -162,26 +166,9 @@ class Decoder:
         self.vocab_size, self.max_model_len = self.spec.vocab_size, max_model_len
         self.adapters = adapters
 
-    @property
-    def cache_layers(self) -> int:
-        """Layers of the KV memory, spare ones too."""
-        return len(self.spec.layers) + self.spare_layers
-
     def groups(self) -> tuple[PageGroup, ...]:
         """One page group: entries outside of windows are masked, and kept."""
         return (PageGroup(),)
-
-    def page_bytes(self, page_size: int) -> int:
-        """Bytes of one KV page of all layers."""
-        at = self.spec.layer.attention
-        return self.cache_layers * 2 * page_size * at.kv_heads * at.head_dim * self.dtype.itemsize
-
-    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
-        """A zeroed cache of `pages` pages, the null page included."""
-        at = self.spec.layer.attention
-        return KVCache.zeros(
-            pages, self.cache_layers, page_size, at.kv_heads, at.head_dim, dtype=self.dtype, device=device
-        )
 
     def first_layers(self) -> Self:
         """See `seam.Model.first_layers`. The weights are the same."""

@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+from gapless.base.files import GGUF_NAME
 from gapless.base.host import cache_folder, usable_cores
 from gapless.base.progress import announce
 
@@ -42,7 +43,7 @@ def digest_of(directory: Path) -> str:
 
 
 def _joined(directory: Path, file_digest: Callable[[Path], str]) -> str:
-    paths = sorted([*directory.glob("*.safetensors"), directory / "config.json"])
+    paths = sorted([*directory.glob("*.safetensors"), *directory.glob(GGUF_NAME), directory / "config.json"])
     return sha256("\n".join([f"{path.name} {file_digest(path)}" for path in paths]).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
+from gapless.kernels.kv import KVFormat
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_asked_config, read_draft_config, resolve_model_dir
@@ -20,6 +22,7 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
+from gapless.model.kv_memory import store_kv
 from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate
 from gapless.model.registry import Impl
@@ -58,6 +61,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
     made: Decoder = make(model, params, length, kernels, tables, spare)
+    store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size)
     for layout, kind in sorted(made.layouts):
         if kind is not layout.kind:
             announce(f"weights in {layout} are multiplied out to {made.dtype}: {kernels.name} kernels have no product")
@@ -82,6 +86,7 @@ def _by_transformers(
     dummy = config.base_seed if config.load_format == "dummy" else None
     made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
     made.config = model
+    store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size)
     return made
 
 
@@ -111,7 +116,9 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
     if config.speculation is None or not config.speculation.in_pages:
         return 0
     if config.speculation.method == "draft_model":
-        return PageShare.of(model, read_draft_config(config.speculation.model, model)).spare
+        return PageShare.of(
+            model, read_draft_config(config.speculation.model, model), KVFormat(config.kv_cache_dtype)
+        ).spare
     return 1
 
 
@@ -143,10 +150,11 @@ def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftM
             f"speculative_config.model: {name!r} has {small.spec.positions} positions, fewer than max_model_len: lower "
             f"--max-model-len from {model.max_model_len}, or choose another draft model"
         )
-    share = PageShare.of(model.config, small)
+    share = PageShare.of(model.config, small, model.kv.format)
     make = family_of(small.architecture).model or Decoder
     draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)
-    return DraftModel(draft, model, model.kernels, share.view)
+    store_kv(draft, model.kv.format, config.block_size)
+    return DraftModel(draft, model, model.kernels, partial(share.view, scales=draft.kv_scales))
 
 
 def _head_dir(model: str, head: str) -> Path:

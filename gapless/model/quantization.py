@@ -3,22 +3,38 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.base.plug_ins import plug_ins
-from gapless.model.fields import Fields
+from gapless.model.fields import Fields, says_nothing
 
 FORMAT_PLUG_INS = "gapless.formats"
 """Entry points of this group are further formats: a `quant_method`, and what makes its `formats.seam.WeightFormat` of a
 `Quantization`."""
-QUANT_METHODS: tuple[str, ...] = ()
-"""Values of quant_method that `formats.WEIGHT_FORMATS` reads"""
 ROUNDED = {"fp8": 0, "int8": 0, "int4": 128}
 """Kinds that `--quantization` rounds a dense checkpoint to, with the most inputs of a group; 0: a whole row"""
 AS_IT_IS = ("auto", "none")
+_CALIBRATION = """
+    act_group_aware damp_auto_increment damp_percent dataset desc_act_calibration failsafe gptaq gptaq_alpha
+    lm_head_calibration max_input_length mock_quantization mse observer quantizer seed static_groups tokenizer
+    true_sequential uri vram_strategy
+"""
+_PROGRAMS = """
+    backend batch_size block_name_to_quantize cache_block_outputs cache_examples_on_gpu dequantize
+    disable_exllama do_fuse exllama_config fuse_max_seq_len model_file_base_name model_name_or_path model_seqlen
+    modules_to_fuse module_name_preceding_first_block pad_token_id run_compressed use_cpu_for_hessian use_cuda_fp16
+    use_exllama
+"""
+_LABELS = "_load_as_8bit global_compression_ratio meta quant_method quantization_status version_of_tool"
+CHANGES_NOTHING: dict[str, str] = {
+    **dict.fromkeys(_CALIBRATION.split(), "it was of use when the weights were rounded"),
+    **dict.fromkeys(_PROGRAMS.split(), "it chooses among kernels or memory of other programs"),
+    **dict.fromkeys(_LABELS.split(), "it is a label"),
+}
+"""Fields of quantization_config that no number depends on, and why"""
 
 
 @dataclass(frozen=True)
@@ -29,30 +45,38 @@ class Quantization:
     """The checkpoint's quant_method, or a kind of ROUNDED"""
     values: Mapping[str, Any]
     """The checkpoint's quantization_config"""
-    where: str
-    """The file and field, for errors"""
+    path: str = ""
+    """The file that has it, for errors"""
     at_load: bool = False
     """Whether a dense checkpoint is rounded at load"""
+
+    def __str__(self) -> str:
+        return self.method
+
+    @property
+    def where(self) -> str:
+        """The file and the field"""
+        return f"{self.path}: quantization_config"
 
     def error(self, name: str, rule: str, value: object = None) -> CheckpointError:
         """Return the error of a field of quantization_config."""
         found = self.values.get(name) if value is None else value
         return CheckpointError(f"{self.where}.{name} {rule}, got {found!r}")
 
+    def fields(self, reads: Collection[str]) -> Fields:
+        """Return the fields of quantization_config. Raises CheckpointError for one that is neither in `reads` nor known
+        to change nothing."""
+        for name, value in self.values.items():
+            if name not in reads and name not in CHANGES_NOTHING and not says_nothing(value):
+                raise self.error(name, f"is no known field of {self.method}: leave it out if no number depends on it")
+        return Fields(Path(self.path), dict(self.values), "quantization_config.")
 
-def read_quantization(fields: Fields) -> Quantization | None:
-    """Read a config.json. Raises CheckpointError for a method that neither we nor a plug-in reads."""
-    asked, where = fields.get("quantization_config"), f"{fields.path}: quantization_config"
-    if asked is None:
-        return None
-    method = asked.get("quant_method") if isinstance(asked, dict) else None
-    known = [*QUANT_METHODS, *plug_ins(FORMAT_PLUG_INS)]
-    if method not in known:
-        raise CheckpointError(
-            f"{where}.quant_method must be one of {', '.join(known) or 'the installed ones, which are none'}, got "
-            f"{method!r}: use a checkpoint of another format, or the bfloat16 one with --quantization"
-        )
-    return Quantization(method, asked, where)
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return a list of names of modules."""
+        found = self.values.get(name) or []
+        if not isinstance(found, list) or any(not isinstance(one, str) for one in found):
+            raise self.error(name, "must be a list of names of modules")
+        return tuple(found)
 
 
 def asked_quantization(asked: str, found: Quantization | None) -> Quantization | None:
@@ -66,4 +90,4 @@ def asked_quantization(asked: str, found: Quantization | None) -> Quantization |
             f"quantization must be one of {', '.join((*AS_IT_IS, *ROUNDED))} for a checkpoint that is not quantised, "
             f"got {asked!r}"
         )
-    return Quantization(asked, {}, "quantization", at_load=True)
+    return Quantization(asked, {}, at_load=True)

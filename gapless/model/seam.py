@@ -96,7 +96,7 @@ class StepInputs(NamedTuple):
     def layer_rows(self, cache: KVCache) -> LayerRows:
         """Return the rows as layers read them."""
         batch = RowBatch(self.rows, self.kv_lens, self.starts)
-        return LayerRows(self.slots, batch, cache.data, self.page_table, self.adapters, self.places == 1)
+        return LayerRows(self.slots, batch, cache.data, self.page_table, self.adapters, self.places == 1, cache.scales)
 
     @property
     def pages(self) -> Tensor:
@@ -113,10 +113,12 @@ class KVCache(NamedTuple):
     others: tuple[Tensor, ...] = ()
     """The memory of the page groups after the first, in the model's order: as many pages of as many tokens each, with
     layers and heads of their own"""
+    scales: Tensor | None = None
+    """float32 [layers, 2] of the first page group: see `KV`"""
 
     def group(self, index: int) -> KVCache:
         """The memory of the page group `index` alone."""
-        return KVCache(self.others[index - 1] if index else self.data)
+        return KVCache(self.others[index - 1] if index else self.data, scales=None if index else self.scales)
 
     @classmethod
     def zeros(
@@ -130,12 +132,18 @@ class KVCache(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        shape = (pages, layers, 2, page_size, kv_heads, head_dim)
+        return cls.of((pages, layers, 2, page_size, kv_heads, head_dim), dtype, device)
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, scales: Tensor | None = None
+    ) -> KVCache:
+        """Return a zeroed memory of one page group."""
         if not torch.empty(0, device=device).is_cpu:
-            return cls(torch.zeros(shape, dtype=dtype, device=device))
+            return cls(torch.zeros(shape, dtype=dtype, device=device), scales=scales)
         # numpy leaves zeroing to the operating system: a page costs memory and time only when it is first used.
         raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-        return cls(torch.from_numpy(raw).view(dtype).view(shape))
+        return cls(torch.from_numpy(raw).view(dtype).view(shape), scales=scales)
 
     @property
     def pages(self) -> int:

@@ -40,9 +40,9 @@ def check(reference: Callable[[Tensor], Tensor], model: Model, device: torch.dev
         )
 
 
-def tokens(vocab: int, device: torch.device) -> Tensor:
-    """Token ids int64 [TOKENS], spread over the vocabulary."""
-    return (torch.arange(1, TOKENS + 1, device=device) * 7_919 + 11) % vocab
+def tokens(vocab: int, device: torch.device, count: int = TOKENS) -> Tensor:
+    """Token ids int64 [count], spread over the vocabulary."""
+    return (torch.arange(1, count + 1, device=device) * 7_919 + 11) % vocab
 
 
 def paged_logits(model: Model, ids: Tensor) -> Tensor:

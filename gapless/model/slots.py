@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.base.errors import CheckpointError
 from gapless.kernels.kinds import DENSE
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.views import NormWeights
@@ -18,6 +19,7 @@ from gapless.model.formats.seam import FLOATS, StoredWeight, WeightFormat
 from gapless.model.params import NORMS, PRODUCTS, Layer, Params
 from gapless.model.spec import LayerSpec, ModelSpec, QKNorm
 
+_PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 WHOLE = {torch.int64: ("I64",), torch.int32: ("I32",)}
 """Numbers of token ids, which are not cast"""
 
@@ -49,6 +51,10 @@ class Slot(NamedTuple):
     def part(self) -> None:
         return None
 
+    @property
+    def others(self) -> tuple[tuple[int, ...], ...]:
+        return ()
+
     def fill(self, read: Tensor) -> None:
         self.target.copy_(read if self.arrange is None else self.arrange(read))
 
@@ -56,14 +62,24 @@ class Slot(NamedTuple):
 class StoredRows:
     """The rows of a matrix that the tensors of a stored weight fill, once all have been read."""
 
-    def __init__(self, matrix: Matrix, stored: StoredWeight, order: Tensor | None = None, turned: bool = False) -> None:
-        self.matrix, self.stored, self.order, self.turned = matrix, stored, order, turned
+    def __init__(
+        self, module: str, matrix: Matrix, stored: StoredWeight, order: Tensor | None = None, turned: bool = False,
+        may_be_plain: bool = False,
+    ) -> None:  # fmt: skip
+        self.module, self.matrix, self.stored, self.order, self.turned = module, matrix, stored, order, turned
+        self.may_be_plain = may_be_plain
         self.read: dict[str, Tensor] = {}
 
     def put(self) -> None:
         """Fill the rows. Raises CheckpointError."""
         read = {name: tensor.mT if self.turned else tensor for name, tensor in self.read.items()}
         self.read = {}
+        if self.may_be_plain and read.keys() == {"weight"} and read["weight"].dtype in _PLAIN:
+            self.matrix.tensors[0].copy_(read["weight"])
+            return
+        for name, stored in self.stored.tensors.items():
+            if name not in read and not stored.optional:
+                raise CheckpointError(f"tensor '{self.module}.{name}' is missing, beside {sorted(read)}")
         found = Matrix(self.stored.read(read), None, self.stored.layout, self.matrix.dtype)
         if found.layout != self.matrix.layout:
             found = found.multiplied_out()
@@ -79,6 +95,7 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
     optional: bool
+    others: tuple[tuple[int, ...], ...] = ()
 
     def fill(self, read: Tensor) -> None:
         self.part.read[self.name] = read
@@ -88,12 +105,16 @@ TensorSlot = Slot | StoredTensor
 """The place of any tensor of a checkpoint"""
 
 
-def _pieces(module: str, part: StoredRows) -> dict[str, TensorSlot]:
+def _pieces(part: StoredRows) -> dict[str, TensorSlot]:
     """Return the tensors of a module's stored weight, by name."""
     found: dict[str, TensorSlot] = {}
-    for name, stored in part.stored.tensors.items():
-        shape = stored.shape[::-1] if part.turned else stored.shape
-        found[f"{module}.{name}"] = StoredTensor(part, name, shape, stored.dtypes, stored.optional)
+    for name, (shape, dtypes, optional, others) in part.stored.tensors.items():
+        shape, optional = shape[::-1] if part.turned else shape, optional or part.may_be_plain
+        found[f"{part.module}.{name}"] = StoredTensor(part, name, shape, dtypes, optional, others)
+    if part.may_be_plain:
+        name, rest = f"{part.module}.weight", part.stored.tensors.get("weight")
+        dtypes = FLOATS + (rest.dtypes if rest else ())
+        found[name] = StoredTensor(part, "weight", tuple(part.matrix.tensors[0].shape), dtypes, True)
     return found
 
 
@@ -126,11 +147,11 @@ class _Read(NamedTuple):
 
 
 def plain_slots(form: WeightFormat | None, module: str, target: Tensor) -> dict[str, TensorSlot]:
-    """Return the slots of a matrix that is plain here, whatever its format."""
+    """Return the slots of a matrix that is plain here, whether or not the checkpoint quantises it."""
     stored = form.weight(module, *target.shape) if form else None
     if stored is None:
         return {f"{module}.weight": Slot.of(target)}
-    return _pieces(module, StoredRows(Matrix((target,), None, DENSE, target.dtype), stored))
+    return _pieces(StoredRows(module, Matrix((target,), None, DENSE, target.dtype), stored, may_be_plain=True))
 
 
 def _layer_slots(read: _Read, layer: Layer) -> dict[str, TensorSlot]:
@@ -159,7 +180,9 @@ def _product_slots(read: _Read, name: str, matrix: Matrix) -> dict[str, TensorSl
         if stored is None:
             found[f"{module}.weight"] = _row_slot(part.tensors[0], order, names.transposed)
         else:
-            found |= _pieces(module, StoredRows(part, stored, order, names.transposed))
+            asked = config.quantization
+            turned = names.transposed and asked is not None and asked.at_load  # formats have their own order
+            found |= _pieces(StoredRows(module, part, stored, order, turned))
         if matrix.bias is not None:
             found[f"{module}.bias"] = _row_slot(matrix.bias[rows], order, False)
     return found

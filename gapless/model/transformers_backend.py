@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from gapless.kernels.kinds import Reach
+from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.layers import SeparateOps
 from gapless.kernels.matrix import Linear, dense
 from gapless.kernels.seam import Kernels
@@ -27,6 +28,7 @@ from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterTables
 from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
+from gapless.model.kv_memory import PagedModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.self_check import tokens
 from gapless.model.transformers_config import base_of, refusal
@@ -206,7 +208,7 @@ class _Before(nn.Module):
         return _Output(self.hidden)
 
 
-class TransformersModel:
+class TransformersModel(PagedModel):
     """A decoder of transformers, on one device. Implements the `Model` protocol."""
 
     config: ModelConfig
@@ -229,6 +231,7 @@ class TransformersModel:
         dim = max(max(one.key_dim, one.value_dim) for one in sizes)
         self.head_dim = dim + dim % 2
         self.cache_layers = len(layers)
+        self.kv = KVLayout(KVFormat.AUTO, self.kv_heads, self.head_dim, dtype)
         self.identity = torch.cat((torch.ones(1, self.head_dim // 2), torch.zeros(1, self.head_dim // 2)), 1).to(
             net.device
         )
@@ -236,15 +239,6 @@ class TransformersModel:
     def groups(self) -> tuple[PageGroup, ...]:
         """One page group: windows are masked."""
         return (PageGroup(),)
-
-    def page_bytes(self, page_size: int) -> int:
-        """Bytes of one KV page of all layers."""
-        return self.cache_layers * 2 * page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
-
-    def new_cache(self, pages: int, page_size: int, device: torch.device) -> KVCache:
-        """A zeroed cache of `pages` pages, the null page included."""
-        sizes = self.cache_layers, page_size, self.kv_heads, self.head_dim
-        return KVCache.zeros(pages, *sizes, dtype=self.dtype, device=device)
 
     def plan(self, shape: BatchShape) -> AttentionPlan:
         """Host decisions for this batch, from bounds alone."""

@@ -19,13 +19,14 @@ from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import digest_of
+from gapless.model.kv_memory import measure_again
 from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
 from gapless.model.registry import Impl
 from gapless.model.seam import LoadedModel
 from gapless.model.weights import own_head
 
-OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files", "where")
+OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "impl_reason", "files", "path", "values")
 """Fields of a config that may differ: these stay as they were at the start."""
 
 
@@ -52,6 +53,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
         )
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
+    _check_layouts(directory, params, allocate(known, dtype, torch.device("meta")))
     read_params(params, directory, config)
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
@@ -62,6 +64,18 @@ def _alike(directory: Path, known: ModelConfig) -> ModelConfig:
     """Read a config, with the quantisation at load that the engine's model has. Raises CheckpointError."""
     found, asked = read_model_config(directory, impl=known.impl), known.quantization
     return replace(found, quantization=asked) if asked and asked.at_load and not found.quantization else found
+
+
+def _check_layouts(directory: Path, new: Params, old: Params) -> None:
+    """Raise CheckpointError unless all weights are in the layouts of the engine's."""
+    for number, layers in enumerate(zip(new.layers, old.layers, strict=True)):
+        for name in PRODUCTS:
+            one, other = (getattr(layer, name).layout for layer in layers)
+            if one != other:
+                raise CheckpointError(
+                    f"{directory}/config.json: quantization_config: {name} of layer {number} is {one}, and the engine "
+                    f"runs a model with {other}: start an engine with this one"
+                )
 
 
 def _differences(name: str, new: Any, old: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -98,6 +112,7 @@ def put_weights(model: LoadedModel, params: Params) -> Iterator[bool]:
     for own, new in ((model.embedding, params.embedding), (model.positions, params.positions)):
         if own is not None and new is not None:
             own.copy_(new)
+    measure_again(model)
     yield True
 
 

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.base.files import INDEX, SINGLE, read_json
+from gapless.base.files import GGUF_NAME, INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
+from gapless.model.gguf_files import read_table
+from gapless.model.gguf_tensors import GgufTensors
 from gapless.model.params import allocate
 from gapless.model.slots import StoredRows, TensorSlot
 from gapless.model.slots import slots as slots_of
@@ -41,6 +43,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     end: int
     """Bytes of the file up to the tensor's end"""
+    nbytes: int
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
@@ -93,9 +96,11 @@ def load_weights(
     """
     slots, homes, headers = _find(directory, slots, unused, names)
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
-    nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
-    count = announce("reading weights", nbytes, "bytes")
+    count = announce("reading weights", sum(entry.nbytes for entry in wanted), "bytes")
     left = Counter(slots[tensor].part for tensors in homes.values() for tensor in tensors)
+    for tensor, slot in slots.items():
+        if slot.part is not None and not left[slot.part]:
+            raise CheckpointError(f"{directory}: no tensor of {slot.part.module!r} is there, such as {tensor!r}")
     for name, tensors in homes.items():
         _copy(directory / name, tensors, slots, left, count)
 
@@ -176,7 +181,10 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
 
 
 def weight_files(directory: Path) -> dict[str, tuple[str, ...]]:
-    """TensorNames of the weight files, each with the tensors that an index promises of it."""
+    """Return the names of the weight files, each with the tensors that an index promises of it. Raises
+    CheckpointError."""
+    if (directory / GGUF_NAME).exists():
+        return {GGUF_NAME: ()}
     if (directory / SINGLE).exists():
         return {SINGLE: ()}
     if (directory / INDEX).exists():
@@ -215,6 +223,9 @@ def _index_files(directory: Path) -> dict[str, tuple[str, ...]]:
 
 def _header(path: Path) -> dict[str, Entry]:
     """The tensors of one file, with every byte range inside it."""
+    if path.name == GGUF_NAME:
+        table = read_table(path.parent)
+        return {name: Entry(one.kind, one.shape, one.offset + one.nbytes, one.nbytes) for name, one in table.items()}
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -249,7 +260,7 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
     size = ALL_BYTES.get(dtype)
     if size and end - begin != math.prod(shape) * size:
         raise CheckpointError(f"{path}: tensor {name!r} has {end - begin} bytes, which is not {dtype} {list(shape)}")
-    return Entry(str(dtype), shape, data + end)
+    return Entry(str(dtype), shape, data + end, end - begin)
 
 
 def _homes(
@@ -288,7 +299,7 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, Tensor
     slot = slots[tensor]
     if entry.dtype not in slot.dtypes:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(slot.dtypes)}")
-    if entry.shape != slot.shape:
+    if entry.shape != slot.shape and entry.shape not in slot.others:
         raise CheckpointError(
             f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(slot.shape)}"
         )
@@ -304,13 +315,19 @@ def _copy(
             slots[tensor].fill(read)
             left[part] -= 1
             if part is not None and not left[part]:
-                part.put()
+                try:
+                    part.put()
+                except CheckpointError as error:
+                    raise CheckpointError(f"{path}: {error}") from error
             count(read.nbytes)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open a file of safetensors. Raises CheckpointError naming it."""
+    """Open a file of weights. Raises CheckpointError naming it."""
+    if path.name == GGUF_NAME:
+        yield GgufTensors(path)
+        return
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 

@@ -32,6 +32,7 @@ from gapless.server.protocol import (
 )
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
+from gapless.server.upstream import asked_of
 
 MAX_NAMED = 8
 """Routes that a 404 names"""
@@ -113,9 +114,15 @@ class App:
     """
 
     def __init__(
-        self, llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None
+        self,
+        llm: AsyncLLM,
+        config: ServerConfig,
+        model_name: str = "model",
+        tracing: Tracing | None = None,
+        first: str = "",
     ) -> None:
-        """`llm` is started or starting; `model_name` is answered to unless the config has other names.
+        """`llm` is started or starting; `model_name` is answered to unless the config has other names. A further front
+        has what does not generate answered at the unix socket `first`, by the first front.
 
         Raises ConfigError for a dialect that cannot be used.
         """
@@ -124,10 +131,19 @@ class App:
         further = plugged(config.dialects, ROUTES)
         entries = (*ROUTES, *(entry for dialect in further for entry in dialect.routes))
         self._forms = [dialect.errors for dialect in (*DIALECTS, *further) if dialect.errors is not None]
+        if first:
+            ask = asked_of(first)
+            entries = tuple([entry if entry.generates else entry._replace(handler=ask) for entry in entries])
         self.routes = [Endpoint(entry, state, keys) for entry in entries]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.
-        self._app = guarded(Router(self.routes, redirect_slashes=False, default=partial(_no_route, entries)), config)
+        self._router = Router(self.routes, redirect_slashes=False, default=partial(_no_route, entries))
+        self._app = guarded(self._router, config)
+
+    async def for_further(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a further front, which has checked the caller's key and limits, counts the answer and adds headers."""
+        scope["gapless.errors"], scope["gapless.label"] = form_of(scope, self._forms), ""
+        await self._router(scope, receive, send)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"

@@ -28,6 +28,13 @@ class ServerConfig:
     host: str = _server("127.0.0.1", "address to listen on", aliases=("--hostname",))
     port: int = _server(8000, "TCP port to listen on; 0 takes a free one", aliases=("-p",), low=0, high=65535)
     uds: str | None = _server(None, "path of a UNIX socket to listen on instead of host and port")
+    api_server_count: int = _server(
+        1,
+        "processes that speak HTTP, make text of tokens and send it; above about 50,000 tokens/s one is not enough",
+        aliases=("-asc",),
+        low=1,
+        high=64,
+    )
     api_key: tuple[str, ...] = _server((), "keys of which each request must bring one; safer in $GAPLESS_API_KEY")
     operator_key: tuple[str, ...] = _server(
         (),

@@ -19,7 +19,15 @@ from gapless.base.errors import RequestError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.series import SERIES
 from gapless.engine.stats import Stats
-from gapless.engine.trace import KEPT_REQUESTS, STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
+from gapless.engine.trace import (
+    KEPT_REQUESTS,
+    STEP_COLUMNS,
+    Recording,
+    RequestRecord,
+    StepTable,
+    chrome_trace,
+    step_rows,
+)
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.answer import head_of, stream_headers, write
 from gapless.server.endpoint import HttpCall, json_response
@@ -77,11 +85,18 @@ async def trace(call: HttpCall) -> ASGIApp:
             seen = await call.while_wanted(_next_steps(llm.watch, seconds), None)
         else:
             seen = (await llm.watch.look(since)).steps
-        requests = [r for r in llm.latest_requests(KEPT_REQUESTS) if r.state != "done" or r.last_token >= since]
+        latest = await _latest(call.state, KEPT_REQUESTS)
+        requests = [r for r in latest if r.state != "done" or r.last_token >= since]
         async with debug.writing:
             data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
     headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
     return Response(data, media_type="application/json", headers=headers)
+
+
+async def _latest(state: ServerState, limit: int) -> list[RequestRecord]:
+    """Return the newest requests of all fronts, newest last."""
+    found = [*state.llm.latest_requests(limit), *await state.others.latest(limit)]
+    return sorted(found, key=lambda record: record.arrival)[-limit:]
 
 
 async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
@@ -117,7 +132,8 @@ async def history(call: HttpCall) -> ASGIApp:
     free, total = host.memory()
     engine = getattr(llm.backend, "pid", None)
     kv_bytes = llm.info.kv_bytes if llm.started else 0
-    memory = {"free": free, "total": total, "server": host.resident("self"), "kv": kv_bytes}
+    server = host.resident("self") + sum(map(host.resident, state.others.pids))
+    memory = {"free": free, "total": total, "server": server, "kv": kv_bytes}
     memory |= {"engine": host.resident(engine) if engine else 0}
     seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
     return json_response({**seen, "latency": state.samples.latency(), "memory": memory})
@@ -134,7 +150,7 @@ async def requests(call: HttpCall) -> ASGIApp:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
     rows = [
         {**record._asdict(), "chunks": [chunk for key in record.keys for chunk in chunks.get(key, ())]}
-        for record in llm.latest_requests(limit)
+        for record in await _latest(call.state, limit)
     ]
     return json_response({"requests": rows})
 

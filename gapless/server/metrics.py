@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -89,12 +89,33 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def take(self) -> tuple[tuple[int, ...], float]:
+        """Return the counts so far and their sum, and begin again at zero."""
+        taken = self.counts, self._sum
+        self._counts, self._sum = [0] * len(self._counts), 0.0
+        return taken
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add what another histogram of these bounds took."""
+        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
     def family(self, labels: Mapping[str, str]) -> Metric:
         """Return the counts so far as a family with one set of labels."""
         family = HistogramMetricFamily(self._name, self._text, labels=list(labels))
         bounds = (*map(str, self._bounds), "+Inf")
         family.add_metric(list(labels.values()), list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
         return family
+
+
+class MovedCounts(NamedTuple):
+    """What one front counted since the last time, for the front whose page shows it."""
+
+    histograms: tuple[tuple[tuple[int, ...], float], ...]
+    """(observations for each bound and above the last, their sum), in the order of Metrics.histograms"""
+    counters: tuple[dict[str, int], ...]
+    """finished, rejected and by_adapter of Metrics"""
+    http: tuple[tuple[tuple[str, str, str], int], ...]
 
 
 class Metrics:
@@ -131,6 +152,26 @@ class Metrics:
         self.kv_events: Callable[[], EventCounts] | None = None
         """Counts of KV events, if they are published."""
         self.busy_looks: deque[tuple[float, int, int]] = deque()
+
+    def take(self) -> MovedCounts:
+        """Return the counts so far, and begin again at zero."""
+        http, self.http = tuple(self.http.items()), Counter()
+        named = tuple(dict(counter) for counter in self._named)
+        for counter in self._named:
+            counter.clear()
+        return MovedCounts(tuple([histogram.take() for histogram in self.histograms]), named, http)
+
+    def add(self, moved: MovedCounts) -> None:
+        """Add what another front took."""
+        for histogram, (counts, total) in zip(self.histograms, moved.histograms, strict=True):
+            histogram.add(counts, total)
+        for counter, counted in zip(self._named, moved.counters, strict=True):
+            counter.update(counted)
+        self.http.update(dict(moved.http))
+
+    @property
+    def _named(self) -> tuple[Counter[str], ...]:
+        return self.finished, self.rejected, self.by_adapter
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         self.histograms.append(Histogram(f"vllm:{name}", text, bounds))

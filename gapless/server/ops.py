@@ -33,7 +33,7 @@ from gapless.text.incremental import whole_text
 
 _STARTED = int(time.time())
 _PROCESS = ProcessCollector(registry=None)
-"""Memory, processor time and open files of this process, which is the front's"""
+"""Memory, processor time and open files of this process, which is the first front's"""
 
 
 async def health(call: HttpCall) -> ASGIApp:
@@ -54,7 +54,8 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
     state = call.state
     info = state.llm.info if state.llm.started else None
     up = state.llm.is_ready and not state.stopping
-    page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
+    detok_seconds = state.llm.detok_seconds + state.others.detok_ns / 1e9
+    page = state.metrics.render(state.llm.stats(), info, up, detok_seconds)
     return Response(page + generate_latest(_PROCESS), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
@@ -65,7 +66,7 @@ async def version(call: HttpCall) -> ASGIApp:
 
 async def load(call: HttpCall) -> ASGIApp:
     """Answer with the number of open generation requests."""
-    return json_response({"server_load": call.state.open})
+    return json_response({"server_load": call.state.open + call.state.others.open})
 
 
 async def models(call: HttpCall) -> ASGIApp:
@@ -131,6 +132,7 @@ async def update_weights(call: HttpCall) -> ASGIApp:
     except RequestError as error:
         raise RequestError(str(error).replace(f"{root}/", ""), error.param) from error
     state.weight_version = request.weight_version or request.model_path
+    state.others.name_weights(state.weight_version)
     return json_response({"success": True, "message": f"the weights of {request.model_path} are in use"})
 
 
@@ -167,13 +169,11 @@ async def is_paused(call: HttpCall) -> ASGIApp:
 
 async def abort_requests(call: HttpCall) -> ASGIApp:
     """End the open requests that `request_ids` names, or all, with the finish reason abort."""
-    wanted, llm = parse_plain(await call.json(), AbortRequests).request_ids, call.state.llm
+    wanted, state = parse_plain(await call.json(), AbortRequests).request_ids, call.state
     if wanted:
-        jobs = [job for job in call.state.jobs_of(wanted) if job.names]  # the engine's own
-        count = len(jobs)
-        await llm.abort([name for job in jobs for name in job.names])
+        count = await state.abort_named(wanted) + await state.others.abort(wanted)
     else:
-        count = await llm.abort_all()
+        count = await state.llm.abort_all()
     return json_response({"status": "aborted", "aborted": count})
 
 

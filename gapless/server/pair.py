@@ -6,19 +6,16 @@ A child that has ended is started again after a while. The router's own end, whi
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +25,7 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
+from gapless.server.folders import own_folder
 from gapless.server.logs import logging_to_stderr, say
 from gapless.server.router import PairRouter, healthy
 from gapless.server.run import (
@@ -46,9 +44,6 @@ END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
-FOLDER_PREFIX, PAIR_LOCK = "gapless-pd-", "lock"
-NEW_SECONDS = 10.0
-"""How long the folder of a router may be without its lock: it has just been made."""
 
 
 class Side(NamedTuple):
@@ -75,6 +70,8 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             raise ConfigError(
                 "pd gives each of its two servers a role and peers: leave role and every kv_peer flag out"
             )
+        if server.api_server_count > 1:
+            raise ConfigError("api_server_count: one router answers for the two servers of pd: leave one of them out")
         check_tls(server)
         with (
             logging_to_stderr(server),
@@ -86,32 +83,6 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return exit_code(error)
-
-
-@contextmanager
-def own_folder() -> Iterator[Path]:
-    """A folder for sockets, locked while this process lives. Folders of routers that were killed are removed first."""
-    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        if _left_behind(old):
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name, open(Path(name) / PAIR_LOCK, "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Path(name)
-
-
-def _left_behind(folder: Path) -> bool:
-    """Return whether this is our user's folder, and no router has its lock."""
-    try:
-        facts = folder.lstat()
-        if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < NEW_SECONDS or folder.is_symlink():
-            return False
-        with open(folder / PAIR_LOCK, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return folder.is_dir()
-    except OSError:  # it is held, or not ours to read
-        return False
-    return True
 
 
 class PairServing:

@@ -23,7 +23,7 @@ from gapless.server.limits import guarded, unrooted
 from gapless.server.plugins import plugged
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
-from gapless.server.upstream import called, passed_on
+from gapless.server.upstream import called, passed_through, target_of
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
@@ -114,7 +114,7 @@ class PairRouter:
     async def _prefilled(self, request: Request, body: bytes) -> None:
         """Compute the prompt of a request. If that fails the decoder does."""
         try:
-            async with called(self._prefill, "POST", _target(request), request.headers.raw, body) as answer:
+            async with called(self._prefill, "POST", target_of(request), request.headers.raw, body) as answer:
                 async for _ in answer.body():
                     pass
         except HttpError as error:
@@ -122,24 +122,8 @@ class PairRouter:
 
     async def _pass(self, request: Request, body: bytes, send: Send) -> None:
         """Pass the decoder's answer through. Raises ApiError while none has begun."""
-        begun = False
-        try:
-            async with called(self._decode, request.method, _target(request), request.headers.raw, body) as answer:
-                begun = True
-                await send(
-                    {"type": "http.response.start", "status": answer.status, "headers": passed_on(answer.headers)}
-                )
-                async for part in answer.body():
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except HttpError as error:
-            if begun:  # too late for a status: the connection ends, which the client can see
-                raise
-            raise unavailable("the decoder does not answer", "decoder_down") from error
-
-
-def _target(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        missing = unavailable("the decoder does not answer", "decoder_down")
+        await passed_through(self._decode, request, body, send, missing)
 
 
 async def healthy(path: str) -> bool:

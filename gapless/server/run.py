@@ -15,8 +15,8 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,9 +35,12 @@ from gapless.engine.seam import EngineInfo
 from gapless.server.app import App
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
+from gapless.server.folders import own_folder
+from gapless.server.fronts import Fronts, FrontSettings, SharedBackend
 from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.samples import sample
+from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing, open_tracing
 
 BACKLOG = 2048
@@ -48,6 +51,8 @@ YOUNG_OBJECTS = 50_000
 """New objects before the garbage collector looks at them. A request holds about a hundred and leaves no cycle, so with
 Python's 700 it would look in vain, again and again, at requests that run."""
 KEEP_ALIVE_SECONDS = 30
+BALANCED = sys.platform == "linux"
+"""Whether the system spreads connections evenly over the sockets of one address"""
 FLUSH_SECONDS = 2
 ENDS_WITH_STDIN = "GAPLESS_ENDS_WITH_STDIN"
 """The variable that makes the end of standard input end the server as SIGTERM does"""
@@ -88,19 +93,30 @@ class Serving:
     asked_to_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
+    _fronts: Fronts = field(init=False)
 
     async def run(self) -> int:
         self._catch_signals()
-        backend = ProcessBackend(self.located.config, worker=self.worker, on_give_up=self._give_up)
+        self._fronts = fronts = Fronts(self._give_up)
+        backend = self._backend()
         # Two servers are not to give the same answers one by one. The settings that are logged and shown name the seed.
         seed = secrets.randbits(32) if self.engine.seed is None else self.engine.seed
         self.engine = replace(self.engine, seed=seed)
         llm = AsyncLLM(backend, open_assets(*self.located), seed=seed, config=self.engine)
         app = App(llm, self.config, self.engine.model, self.tracing)
+        fronts.join(app.state)
         if self.events is not None:
             self.events.lost = backend.send_page_events
             llm.send_page_events(self.events.publish)
             app.state.metrics.kv_events = self.events.counts
+        async with self._further(app):
+            await self._serve(llm, app)
+        if self.failure is not None:
+            raise self.failure
+        log.info("ended after %.0f s", time.monotonic() - self._began)
+        return 0
+
+    async def _serve(self, llm: AsyncLLM, app: App) -> None:
         front = UvicornServer(uvicorn_config(app, self.config))
         serving = asyncio.create_task(front.serve(descriptors(self.listener)))
         starting = asyncio.create_task(self.start(llm, app))
@@ -118,10 +134,35 @@ class Serving:
             await llm.close()
             if self.tracing is not None:
                 await self.tracing.close()
-        if self.failure is not None:
-            raise self.failure
-        log.info("ended after %.0f s", time.monotonic() - self._began)
-        return 0
+
+    def _backend(self) -> ProcessBackend:
+        config, worker, give_up = self.located.config, self.worker, self._give_up
+        if self.config.api_server_count == 1:
+            return ProcessBackend(config, worker=worker, on_give_up=give_up)
+        return SharedBackend(config, worker=worker, on_give_up=give_up, fronts=self._fronts)
+
+    @asynccontextmanager
+    async def _further(self, app: App) -> AsyncIterator[None]:
+        """The further fronts, if any, and the unix socket where this one answers them."""
+        if self.config.api_server_count == 1:
+            yield
+            return
+        with own_folder() as folder:
+            config = replace(self.config, uds=str(folder / "first.sock"), disable_uvicorn_access_log=True)
+            with listen(config) as listener:
+                asked = UvicornServer(uvicorn_config(app.for_further, config))
+                asked.config.date_header = False  # a further front adds it
+                answering = asyncio.create_task(asked.serve([listener]))
+                try:
+                    for number in range(1, self.config.api_server_count):
+                        settings = FrontSettings(number, self.engine, self.located, self.config, str(config.uds))
+                        with another(self.listener) as beside:
+                            await self._fronts.start(settings, beside)
+                    yield
+                finally:
+                    await self._fronts.close()
+                    asked.should_exit = True
+                    await answering
 
     async def start(self, llm: AsyncLLM, app: App) -> None:
         """Start the engine; a failure becomes `failure` and ends the server."""
@@ -135,9 +176,8 @@ class Serving:
             log.critical("the engine could not be started", exc_info=error)
             self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return
-        gc.collect()
-        gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
-        gc.set_threshold(YOUNG_OBJECTS)
+        settle_memory()
+        await self._fronts.listening()
         seconds = time.monotonic() - self._began
         log_settings(self.engine, self.config)
         log_start(llm.info, seconds)
@@ -183,11 +223,28 @@ class Serving:
 
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
-        state = app.state
-        state.stopping = True
-        await _first_of(self.config.drain_seconds, state.idle, self._hurry)
-        state.close()
-        await _first_of(FLUSH_SECONDS, state.idle)
+        fronts, seconds = self._fronts, self.config.drain_seconds
+        fronts.drain()
+        others = _first_of(seconds + FLUSH_SECONDS, fronts.all_ended, self._hurry)
+        await asyncio.gather(drained(app.state, seconds, self._hurry), others)
+        if not fronts.all_ended.is_set():
+            fronts.drain()
+            await _first_of(2 * FLUSH_SECONDS, fronts.all_ended)
+
+
+def settle_memory() -> None:
+    """Set the garbage collector for serving, at the end of a start."""
+    gc.collect()
+    gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+async def drained(state: ServerState, seconds: float, hurry: asyncio.Event) -> None:
+    """Let the running requests of this process finish, and end the rest with an error."""
+    state.stopping = True
+    await _first_of(seconds, state.idle, hurry)
+    state.close()
+    await _first_of(FLUSH_SECONDS, state.idle)
 
 
 async def _first_of(seconds: float, *events: asyncio.Event) -> None:
@@ -213,6 +270,15 @@ def descriptors(listener: socket.socket) -> list[socket.socket]:
 class UvicornServer(uvicorn.Server):
     """uvicorn without its own signal handling: ours drains first."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+        """Set when connections are accepted"""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -221,6 +287,7 @@ class UvicornServer(uvicorn.Server):
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        interface="asgi3",
         http=_http_protocol(config),
         ws="none",
         lifespan="off",
@@ -278,7 +345,7 @@ def listen(config: ServerConfig) -> Iterator[socket.socket]:
     """The listening socket. Raises ConfigError when the address cannot be had."""
     where, other = (config.uds, "--uds") if config.uds else (f"{config.host} port {config.port}", "--host and --port")
     try:
-        listener = _unix_socket(config.uds) if config.uds else _tcp_socket(config.host, config.port)
+        listener = _unix_socket(config.uds) if config.uds else _tcp_socket(config)
     except OSError as error:
         raise ConfigError(f"cannot listen on {where}: {error.strerror or error}; change {other}") from error
     with listener:
@@ -287,12 +354,34 @@ def listen(config: ServerConfig) -> Iterator[socket.socket]:
         os.unlink(config.uds)
 
 
-def _tcp_socket(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    # asyncio turns Nagle's algorithm off only for sockets declared as TCP; with it, an answer takes 40 ms more.
-    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _tcp_socket(config: ServerConfig) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = _unbound(family)
+    if config.api_server_count > 1 and BALANCED:
+        with _unbound(family) as probe:  # a port that others share is in use all the same
+            probe.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return _listening(listener, address)
+
+
+def _unbound(family: int) -> socket.socket:
+    # asyncio turns Nagle's algorithm off only for sockets declared as TCP; with it, an answer takes 40 ms more.
+    unbound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return unbound
+
+
+def another(listener: socket.socket) -> socket.socket:
+    """Return a socket for a further front at the same address: of its own, to which the system gives its share of the
+    connections, or the same one for whichever front accepts first."""
+    if listener.family == socket.AF_UNIX or not BALANCED:
+        return listener.dup()
+    beside = _unbound(listener.family)
+    beside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    beside.bind(listener.getsockname())  # it listens, and gets connections, once its front is up
+    return beside
 
 
 def _unix_socket(path: str) -> socket.socket:

@@ -13,6 +13,7 @@ from gapless.base.errors import ConfigError, QueueFullError, RequestError
 from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import EngineView
+from gapless.engine.trace import RequestRecord
 from gapless.server.config import ServerConfig
 from gapless.server.errors import draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics
@@ -42,6 +43,25 @@ class OpenJob(Protocol):
         """Return the names of its requests in the engine."""
 
 
+class OtherFronts:
+    """The further fronts of a server, the processes that answer beside its first: none."""
+
+    open = detok_ns = 0
+    """Their open generation requests, and the time of turning their tokens into text"""
+    pids: tuple[int, ...] = ()
+
+    async def abort(self, ids: Sequence[str] = ()) -> int:
+        """End their open requests with these ids, or all; return their number."""
+        return 0
+
+    async def latest(self, limit: int) -> list[RequestRecord]:
+        """Return the newest `limit` requests of each."""
+        return []
+
+    def name_weights(self, version: str) -> None:
+        """Pass on the weights' name in answers."""
+
+
 class ServerState:
     """State of a server. All methods run on the event loop's thread."""
 
@@ -66,6 +86,7 @@ class ServerState:
         self.metrics = Metrics(self.model_names[0])
         self.samples = SampleLog(self.metrics)
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
+        self.others = OtherFronts()
         self.stopping = False
         """No new work is taken."""
         self.closed = False
@@ -137,6 +158,12 @@ class ServerState:
     def jobs_of(self, ids: Sequence[str]) -> list[OpenJob]:
         """Return the open jobs that clients know by one of these ids."""
         return [job for job in self.jobs if not job.ids.isdisjoint(ids)]
+
+    async def abort_named(self, ids: Sequence[str]) -> int:
+        """End this front's open jobs that clients know by one of these ids; return their number."""
+        jobs = [job for job in self.jobs_of(ids) if job.names]  # the engine's own
+        await self.llm.abort([name for job in jobs for name in job.names])
+        return len(jobs)
 
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""

@@ -1,4 +1,4 @@
-"""One HTTP call to a server of ours on a unix socket, passed through as it comes."""
+"""HTTP calls to a server of ours on a unix socket, passed through as they come."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from gapless.base.http import Connection, Headers, HttpError, HttpStream
+from gapless.server.answer import body_part, write
+from gapless.server.endpoint import ClientGone, Handler, HttpCall
+from gapless.server.errors import ApiError, unavailable
 
 CONNECT_SECONDS = 2.0
 _NOT_PASSED = frozenset(
@@ -32,6 +38,64 @@ async def called(
         yield await connection.stream(_request(method, target, headers, body))
     finally:
         connection.close()
+
+
+def target_of(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+async def passed_through(path: str, request: Request, body: bytes, send: Send, missing: ApiError) -> None:
+    """Have the server at this unix socket answer. Raises `missing` while no answer has begun, later HttpError."""
+    begun = False
+    try:
+        async with called(path, request.method, target_of(request), request.headers.raw, body) as answer:
+            begun = True
+            await send({"type": "http.response.start", "status": answer.status, "headers": passed_on(answer.headers)})
+            if request.method != "HEAD":
+                async for part in answer.body():
+                    await send(body_part(part))
+            await send(body_part(b"", more=False))
+    except HttpError as error:
+        if begun:  # too late for a status: the connection ends, which the client can see
+            raise
+        raise missing from error
+
+
+def asked_of(path: str) -> Handler:
+    """Return a handler that has the first front answer, at this unix socket."""
+
+    async def handler(call: HttpCall) -> ASGIApp:
+        try:
+            body = await call.request.body()
+        except ClientDisconnect:
+            raise ClientGone from None
+        return _Asked(path, call, body)
+
+    return handler
+
+
+class _Asked:
+    """The first front's answer to one call."""
+
+    def __init__(self, path: str, call: HttpCall, body: bytes) -> None:
+        self._path, self._call, self._body = path, call, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        missing = unavailable("the first front does not answer", "front_down")
+        try:
+            answer = passed_through(self._path, self._call.request, self._body, noted, missing)
+            await self._call.while_wanted(answer, None)
+        except ApiError:
+            if not begun:
+                raise
+            await write(send, b"", more=False)  # the server closes
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

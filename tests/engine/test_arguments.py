@@ -42,7 +42,7 @@ def test_a_dtype_of_torch_is_read_by_its_name():
 
 
 def test_an_argument_that_changes_nothing_is_logged(caplog):
-    given = {"tensor_parallel_size": 1, "trust_remote_code": True, "kv_cache_dtype": "auto", "swap_space": 4}
+    given = {"tensor_parallel_size": 1, "trust_remote_code": True, "swap_space": 4}
     unasked = {"enable_lora": False, "quantization": None, "enable_sleep_mode": False}
     with caplog.at_level(logging.WARNING, "gapless"):
         assert make_config("m", {**given, **unasked}) == EngineConfig(model="m")

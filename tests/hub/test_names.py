@@ -37,7 +37,7 @@ def test_a_path_that_exists_is_no_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["./x", "/x", "x"])
 def test_a_path_that_is_not_there_is_refused(path):
-    with pytest.raises(ConfigError, match=f"no directory '{path}'; give that of a checkpoint, a name on the hub"):
+    with pytest.raises(ConfigError, match=f"no directory '{path}'; give that of a checkpoint, a GGUF file, a name on"):
         open_assets(*locate(EngineConfig(model=path)))
 
 

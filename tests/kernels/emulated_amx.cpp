@@ -29,19 +29,25 @@ SEEN const char* product(
 
 SEEN bool attends(int64_t dim) { return amx_attends(dim); }
 
-// What a processor would have refused; empty for nothing.
+// What a processor would have refused; empty for nothing. Of fewer bits, `stored` is 1 for e4m3 and 2 for k8v4.
 SEEN const char* attend(
-    const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, const bf16* cache, int64_t layers,
-    int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table, int64_t table_stride,
-    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, const int32_t* spans, int64_t reach,
-    int64_t size, const float* sinks, bf16* out, int64_t threads, float scale, float softcap) {
+    const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, int64_t stored, const void* cache,
+    int64_t layers, int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table,
+    int64_t table_stride, const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, const int32_t* spans,
+    int64_t reach, int64_t size, const float* sinks, bf16* out, int64_t threads, float scale, float softcap,
+    float values) {
   omp_set_num_threads(threads);
   fence = nullptr;
   try {
-    prefill_attention_amx(
-        {q, token_stride, heads}, {chunks, rows, kv_lens, starts, spans},
-        {cache, layers, page_size, kv_heads, dim, layer, table, table_stride},
-        {scale, Reach(reach), size, softcap, sinks}, out);
+    auto call = [&]<typename S>(const S* pages) {
+      prefill_attention_amx<S>(
+          {q, token_stride, heads}, {chunks, rows, kv_lens, starts, spans},
+          {pages, layers, page_size, kv_heads, dim, layer, table, table_stride},
+          {scale, Reach(reach), size, softcap, sinks, values}, out);
+    };
+    if (stored == 0) call(static_cast<const bf16*>(cache));
+    else if (stored == 1) call(static_cast<const e4m3*>(cache));
+    else call(static_cast<const k8v4*>(cache));
   } catch (const std::logic_error& error) {
     static std::string refused;
     refused = error.what();

@@ -30,7 +30,7 @@ inline void require(bool good, const char* what) {
 }
 
 // What this emulation gets wrong, for tests that want it noticed.
-enum Fault { NONE_AT_ALL, ODD_PRODUCTS, LAST_ROW, KEPT_SUMS, SECOND_WEIGHT, NARROW_STORE };
+enum Fault { NONE_AT_ALL, ODD_PRODUCTS, LAST_ROW, KEPT_SUMS, SECOND_WEIGHT, NARROW_STORE, SIGNED_WEIGHT };
 inline int fault = NONE_AT_ALL;
 inline std::string refusal;
 
@@ -95,6 +95,24 @@ void tile_multiply() {
       }
     }
     for (int n = 0; n < 16; n++) sums[n] = flushed(flushed(sums[n]) + flushed(chains[0][n] + chains[1][n]));
+    std::memcpy(here.bytes[SUMS][r], sums, 64);
+  }
+}
+
+// Four signed bytes of x by four unsigned ones of the weight, added to each sum.
+template <int SUMS, int X, int WEIGHT>
+void tile_multiply_bytes() {
+  const Tiles& t = here;
+  require(t.rows(SUMS) && t.rows(SUMS) == t.rows(X) && t.width(SUMS) == t.width(WEIGHT) &&
+          t.width(X) == 4 * t.rows(WEIGHT), "tiles that fit together");
+  for (int r = 0; r < t.rows(SUMS); r++) {
+    int32_t sums[16];
+    std::memcpy(sums, t.bytes[SUMS][r], 64);
+    for (int i = 0; i < t.width(X); i++)
+      for (int n = 0; n < t.width(SUMS) / 4; n++) {
+        const uint8_t weight = t.bytes[WEIGHT][i / 4][4 * n + i % 4];
+        sums[n] += int8_t(t.bytes[X][r][i]) * (fault == SIGNED_WEIGHT ? int8_t(weight) : weight);
+      }
     std::memcpy(here.bytes[SUMS][r], sums, 64);
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "bytes.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "sampling.h"
@@ -93,30 +94,46 @@ void check_floats() {
   check_product<T, W>("product", linear_floats<T, W>, 0x1p-24, false);
 }
 
-void check_bytes() {
-  if (!BYTES_HERE) return;
-  Worst worst{"product of bytes"};
-  for (int64_t n : {5, 131})
-    for (int64_t k : {3, 64, 200})
-      for (int64_t m : {1, 2, 7}) {
-        const auto x = numbers<float>(m * k), weight = numbers<float>(n * k);
-        std::vector<uint8_t> packed(byte_elements(n, k));
-        std::vector<float> scales(round_up(n, TILE)), out(m * n), alone(n);
-        pack_bytes(weight.data(), n, k, packed.data(), scales.data());
-        linear_bytes<float>(x.data(), k, m, packed.data(), scales.data(), n, k, nullptr, out.data());
-        for (int64_t r = 0; r < m; r++) {
-          linear_bytes<float>(x.data() + r * k, k, 1, packed.data(), scales.data(), n, k, nullptr, alone.data());
-          worst.same = worst.same && same_bits(alone.data(), out.data() + r * n, n);
-          for (int64_t c = 0; c < n; c++) {
-            double want = 0, size = 0;  // numbers are below 1: a factor is off by half of 1 / 127
-            for (int64_t i = 0; i < k; i++) {
-              want += double(x[r * k + i]) * weight[c * k + i];
-              size += std::fabs(x[r * k + i]) + std::fabs(weight[c * k + i]) + 0.5 / 127;
-            }
-            worst.take(out[r * n + c], want, 0.505 / 127 * size);
-          }
+// A weight of any bytes, its scales powers of two and zeros: the product with rows that were rounded, in double.
+void check_bytes(const ByteForm& form) {
+  Worst worst{std::string("product of ") + (form.nibbles ? "nibbles" : "bytes") + " by " + std::to_string(form.group)};
+  const int64_t n = form.n, k = form.k, span = form.span(), groups = (k + span - 1) / span, unit = form.unit();
+  for (int64_t m : {1, 2, 7}) {
+    const auto x = numbers<float>(m * k), bias = numbers<float>(n);
+    std::vector<uint8_t> weight(n * k), zeros(n * groups), packed(form.tiles() * form.tile());
+    std::vector<float> scales(n * groups), out(m * n), alone(n);
+    for (size_t i = 0; i < weight.size(); i++) weight[i] = uint8_t(i * 37 + i / 11);
+    for (size_t i = 0; i < zeros.size(); i++) zeros[i] = form.zeros ? i % 17 : 8, scales[i] = i % 3 ? 0.25f : 2.0f;
+    pack_bytes(form, weight.data(), scales.data(), zeros.data(), packed.data());
+    linear_bytes<float>(form, x.data(), k, m, packed.data(), bias.data(), out.data(), false);
+    for (int64_t r = 0; r < m; r++) {
+      linear_bytes<float>(form, x.data() + r * k, k, 1, packed.data(), bias.data(), alone.data(), false);
+      worst.same = worst.same && same_bits(alone.data(), out.data() + r * n, n);
+      for (int64_t c = 0; c < n; c++) {
+        double want = bias[c], size = 0;
+        for (int64_t i = 0; i < k; i++) {
+          float top = 0;
+          for (int64_t j = i / unit * unit; j < std::min(k, (i / unit + 1) * unit); j++)
+            top = std::max(top, std::fabs(x[r * k + j]));
+          const int64_t at = c * groups + i / span;
+          const int half = weight[(c * k + i / 32 * 32) / 2 + i % 16] >> i % 32 / 16 * 4 & 15;
+          const double factor = (form.nibbles ? half - zeros[at] : int8_t(weight[c * k + i])) * scales[at];
+          const double one = std::rint(x[r * k + i] * (127 / top)) * (top / 127) * factor;
+          want += one, size += std::fabs(one);
         }
+        worst.take(out[r * n + c], want, 0x1p-21 * size + 1e-6);
       }
+    }
+  }
+}
+
+void check_bytes() {
+  for (int64_t n : {5, 131}) {
+    for (int64_t group : {0, 32, 64}) {
+      for (int64_t k : {3, 64, 200}) check_bytes({n, k, group, false, group == 32, false});
+      for (bool zeros : {false, true}) check_bytes({n, 96, group, true, zeros, zeros});
+    }
+  }
 }
 
 template <typename T>
@@ -258,6 +275,71 @@ void check_attention() {
     }
 }
 
+float number_of(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, fraction = byte & 7;
+  const double size = exponent ? std::ldexp(1 + fraction / 8.0, exponent - 7) : std::ldexp(fraction / 8.0, -6);
+  return (byte & 127) == 127 ? NAN : float(byte >> 7 ? -size : size);
+}
+
+// A memory of fewer bits gives the bits of one with its numbers.
+template <typename T, typename S>
+void check_fewer(const std::string& name, int64_t dim, const Case& one) {
+  constexpr float SCALE = 0.5;
+  Prompt<T> prompt(one, dim);
+  const int64_t count = prompt.PAGE * prompt.KV_HEADS, bytes = Stored<S>::page_bytes(count, dim);
+  const int64_t pages = prompt.table.size() * prompt.LAYERS;
+  std::vector<S> stored(pages * bytes);
+  Worst written{name + " " + NAME<T> + ", " + std::to_string(dim) + ", " + one.name};
+  auto round = [&](T& to, float number, double scale, double step) {
+    const double before = to_float(to);
+    if (!std::isnan(before)) written.take(number * scale, before, step + HALF<T> * std::fabs(before));
+    assign(to, number);
+  };
+  for (int64_t page = 0; page < pages; page++)
+    for (int64_t i = 0; i < count; i++) {
+      T *key = &prompt.cache[(2 * page * count + i) * dim], *value = key + count * dim;
+      const auto [keys, values, pair] = Stored<S, uint8_t>::first(&stored[page * bytes].bits, count, dim).after(i, dim);
+      auto e4m3_of = [&](T* from, uint8_t* to) {
+        pack_e4m3(from, dim, SCALE, to);
+        for (int64_t d = 0; d < dim; d++)
+          round(from[d], number_of(to[d]), SCALE, std::max(0x1p-4f * std::fabs(to_float(from[d])), 0x1p-10f * SCALE));
+      };
+      e4m3_of(key, keys);
+      if constexpr (!Stored<S>::NIBBLES) e4m3_of(value, values);
+      else {
+        pack_nibbles(value, dim, values, pair);
+        f16 own[2];
+        std::memcpy(own, pair, 4);
+        const float step = to_float(own[0]), least = to_float(own[1]);
+        for (int64_t d = 0; d < dim; d++)
+          round(value[d], float(values[d % (dim / 2)] >> (d < dim / 2 ? 0 : 4) & 15) * step + least, 1, step * 0.51);
+      }
+    }
+  const Paged<T> plain = prompt.kv();
+  const Paged<S> fewer{stored.data(), plain.layers, plain.page_size, plain.kv_heads, dim, plain.layer, plain.table,
+                       plain.table_stride};
+  const Batch batch{2, prompt.rows, prompt.lens, prompt.starts, prompt.spans()};
+  const int64_t stride = prompt.HEADS * dim, whole = prompt.queries.size();
+  std::vector<T> ours(whole), theirs(whole);
+  auto same = [&](int64_t size) { written.same = written.same && same_bits(ours.data(), theirs.data(), size); };
+  const Batch rows{2, prompt.rows, prompt.lens};
+  decode_attention(prompt.from(0), rows, fewer, prompt.one.attend, ours.data());
+  decode_attention(prompt.from(0), rows, plain, prompt.one.attend, theirs.data()), same(2 * stride);
+  prefill_attention(prompt.from(0), batch, fewer, prompt.one.attend, ours.data());
+  prefill_attention(prompt.from(0), batch, plain, prompt.one.attend, theirs.data()), same(whole);
+  prefill_attention_floats(prompt.from(0), batch, fewer, prompt.one.attend, ours.data());
+  prefill_attention_floats(prompt.from(0), batch, plain, prompt.one.attend, theirs.data()), same(whole);
+}
+
+template <typename T>
+void check_stored() {
+  for (int64_t dim : {16, 34, 80, 128})
+    for (const Case& one : cases()) {
+      check_fewer<T, e4m3>("attention over e4m3", dim, one);
+      check_fewer<T, k8v4>("attention over k8v4", dim, one);
+    }
+}
+
 template <typename T>
 void check_elements() {
   Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
@@ -308,12 +390,13 @@ void check_choices() {
 
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was printed before a signal is seen
-  std::printf("%s%s%s\n", VECTOR_UNIT, BYTES_HERE ? ", bytes" : "", DOTS_HERE ? ", pairs" : "");
+  std::printf("%s%s\n", VECTOR_UNIT, DOTS_HERE ? ", pairs" : "");
   check_floats<float, float>(), check_floats<float, bf16>(), check_floats<bf16, bf16>();
   check_floats<f16, f16>(), check_floats<f16, bf16>();
   if (DOTS_HERE) check_product<bf16, bf16>("product of pairs", linear_dots, 0x1p-23, true);
   check_bytes();
   check_attention<float>(), check_attention<bf16>(), check_attention<f16>();
+  check_stored<float>(), check_stored<bf16>(), check_stored<f16>();
   check_elements<float>(), check_elements<bf16>();
   check_choices<float>(), check_choices<bf16>();
   return good ? 0 : 1;

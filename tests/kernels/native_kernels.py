@@ -16,7 +16,8 @@ from gapless.kernels import native
 from gapless.kernels.seam import Kernels
 
 EMULATED = (
-    "amx", "attention", "attention_amx", "attention_floats", "linear_amx", "linear_floats", "linear_pack", "parallel",
+    "amx", "attention", "attention_amx", "attention_floats", "bytes", "bytes_amx", "bytes_pack", "linear_amx",
+    "linear_floats", "linear_pack", "parallel",
 )  # fmt: skip
 """The sources that emulated tiles are built with"""
 

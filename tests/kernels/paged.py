@@ -23,13 +23,14 @@ class Paged(NamedTuple):
 
     cache: Tensor
     page_table: Tensor
+    scales: Tensor | None
     rows: Tensor
     kv_lens: Tensor
 
     @property
     def kv(self) -> KV:
         """The layer that is filled."""
-        return KV(self.cache, LAYER, self.page_table)
+        return KV(self.cache, LAYER, self.page_table, self.scales)
 
     @property
     def batch(self) -> RowBatch:
@@ -57,7 +58,8 @@ def paged(
             entry = torch.arange(length)
             values = torch.randn((length, LAYERS, 2, heads.kv, heads.dim), generator=random)
             cache[pages[entry // page_size].long(), :, :, entry % page_size] = values
-    return Paged(cache.to(dtype).to(device), table.to(device), rows.to(device), torch.tensor(lengths, device=device))
+    lens = torch.tensor(lengths, device=device)
+    return Paged(cache.to(dtype).to(device), table.to(device), None, rows.to(device), lens)
 
 
 def queries(heads: Heads, tokens: int, *, dtype: torch.dtype, device: str = "cpu", seed: int = 1) -> Tensor:

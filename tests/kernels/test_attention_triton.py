@@ -43,7 +43,7 @@ def prefill(heads, sizes, lengths, dtype=F32, page_size=16, padding=0, rows=None
     q, scale = queries(heads, starts[-1] + padding, dtype=dtype), heads.dim**-0.5
     most = max(sizes)
     got = kernels.prefill_attention(
-        q, batch.cache, LAYER, batch.page_table, row, start, kv_lens, None, *Attend(scale), most, **how
+        q, batch.cache, LAYER, *batch[1:3], row, start, kv_lens, None, *Attend(scale), most, **how
     )
     want = direct(q[: starts[-1]], batch, chunk_of, seen, scale)
     near(got, torch.cat([want, torch.zeros(padding, want.shape[1])]))
@@ -96,7 +96,7 @@ def test_a_row_of_nothing_gives_zeros(implementation):
     batch, q = paged(Heads(2, 1, 16), [5, 5], dtype=F32), queries(Heads(2, 1, 16), 2, dtype=F32)
     for splits in (1, 2):
         lens = torch.tensor([0, 5])
-        got = kernels.decode_attention(q, *batch[:1], LAYER, *batch[1:3], lens, 1.0, splits=splits)
+        got = kernels.decode_attention(q, *batch[:1], LAYER, *batch[1:4], lens, 1.0, splits=splits)
         assert not got[0].any() and got[1].all()
 
 
@@ -126,6 +126,7 @@ def test_a_row_of_infinite_scores_is_nan_in_any_split(implementation, splits, mo
             batch.cache,
             LAYER,
             batch.page_table,
+            batch.scales,
             batch.rows,
             start,
             batch.kv_lens,
@@ -174,7 +175,7 @@ def test_an_operator_of_attention_is_seen_by_a_dispatch_mode_as_one(implementati
     starts = torch.tensor([0, 1, 2])
     with Launched() as seen:
         decoded = torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], scale)
-        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, None, *Attend(scale), 1)
+        args = (q, batch.cache, LAYER, *batch[1:4], starts, batch.kv_lens, None, *Attend(scale), 1)
         filled = torch.ops.gapless.triton_prefill_attention(*args)
     near(decoded, want)
     near(filled, want)
@@ -278,7 +279,7 @@ def test_prefill_of_small_chunks_of_real_sizes_equals_float64(implementation, si
     for dtype in LIMITS:
         batch, q = paged(QWEN, ends, dtype=dtype, device="cuda"), queries(QWEN, 5 * size, dtype=dtype, device="cuda")
         start, want = torch.tensor(starts, device="cuda"), direct(q, batch, chunk_of, seen, scale)
-        args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, None, *Attend(scale), size)
+        args = (q, batch.cache, LAYER, *batch[1:4], start, batch.kv_lens, None, *Attend(scale), size)
         for splits in (None, 1, 2, 7, 16):
             near(kernels.prefill_attention(*args, **({} if splits is None else {"splits": splits})), want)
 
@@ -299,8 +300,8 @@ def test_a_captured_batch_is_replayed_with_other_lengths_rows_and_chunks(impleme
     lens, ends = batch.kv_lens[:6].clone(), batch.kv_lens[6:].clone()
     starts = torch.tensor([0, 70, 130, 200], device="cuda")
     q, chunk_q = (queries(heads, count, dtype=dtype, device="cuda") for count in (6, tokens))
-    decode = (q, batch.cache, LAYER, table, rows[:6], lens, scale)
-    prefill = (chunk_q, batch.cache, LAYER, table, rows[6:], starts, ends, None, *Attend(scale), tokens)
+    decode = (q, batch.cache, LAYER, table, None, rows[:6], lens, scale)
+    prefill = (chunk_q, batch.cache, LAYER, table, None, rows[6:], starts, ends, None, *Attend(scale), tokens)
 
     def program():
         return operators.triton_decode_attention(*decode), operators.triton_prefill_attention(*prefill)
@@ -340,5 +341,5 @@ def test_eager_launches_do_not_wait(implementation, no_host_wait):
             no_host_wait()
         torch.ops.gapless.triton_decode_attention(q, batch.cache, LAYER, *batch[1:], 1.0)
         torch.ops.gapless.triton_prefill_attention(
-            q, batch.cache, LAYER, batch.page_table, batch.rows, starts, batch.kv_lens, None, *Attend(1.0), 1
+            q, batch.cache, LAYER, *batch[1:4], starts, batch.kv_lens, None, *Attend(1.0), 1
         )

@@ -278,7 +278,7 @@ def test_one_invariant_kernel_serves_every_batch(monkeypatch):
         for rows in (1, 2, 16, 17, 256):
             invariant_linear_triton.product(x[:rows], weight.to(bf16), None)
         for rows, layer in ((4, 0), (1, 1), (2, 16)):
-            lens, args = small[rows : 2 * rows], (batch.cache, layer, batch.page_table)
+            lens, args = small[rows : 2 * rows], (batch.cache, layer, *batch[1:3])
             invariant_attention_triton.invariant_decode(q[:rows], *args, lens, lens, 0.1)
             invariant_attention_triton.invariant_decode(q[:rows], *args, lens, lens, 0.1, shares=1)
             invariant_attention_triton.invariant_prefill(
@@ -399,10 +399,10 @@ def test_launches_that_differ_in_values_and_beginnings_of_tensors_compile_once(m
     with aot.launches_compile(90):
         for rows, layer in ((4, 0), (3, 1), (2, 16)):
             lens = small[rows : 2 * rows]
-            attention_triton.decode_attention(q[:rows], batch.cache, layer, batch.page_table, lens, lens, 0.1)
+            attention_triton.decode_attention(q[:rows], batch.cache, layer, *batch[1:3], lens, lens, 0.1)
             chunks = (lens, small[1 : 2 + rows], lens)
             attention_triton.prefill_attention(
-                q[rows:], batch.cache, layer, batch.page_table, *chunks, None, *Attend(0.1), 512
+                q[rows:], batch.cache, layer, *batch[1:3], *chunks, None, *Attend(0.1), 512
             )
     kinds = (
         attention_triton.decode_kernel,

@@ -63,7 +63,7 @@ def prefill(
     given = torch.tensor(spans, dtype=torch.int32, device=device) if kind.spans else None
     attend = kind.attend(Heads(q.shape[1], batch.cache.shape[4], q.shape[2]), device.type)
     return attention.invariant_prefill(
-        q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, given, *attend, max(sizes), tiles=tiles
+        q, batch.cache, LAYER, *batch[1:3], rows, start, kv_lens, given, *attend, max(sizes), tiles=tiles
     )
 
 
@@ -74,7 +74,7 @@ def check_attention(
     """A row of `length` in one chunk, cut at every one of `cuts`, and the positions `alone` as decode rows."""
     batch = paged(heads, [length, 40, 1], dtype=dtype, device=device, page_size=page_size)
     q, attend = queries(heads, length, dtype=dtype, device=device), kind.attend(heads, device)
-    first = Paged(batch.cache, batch.page_table, batch.rows[:1], batch.kv_lens[:1])
+    first = batch._replace(rows=batch.rows[:1], kv_lens=batch.kv_lens[:1])
     whole = prefill(q, first, [length], [length], kind, tiles)
     some = sorted({*alone, 0, length - 1})
     want = dense(q[some], batch, [0] * len(some), [(kind.first(p), p + 1) for p in some], attend)
@@ -85,7 +85,7 @@ def check_attention(
             # Beside other rows' chunks, before it and after it.
             prefill(
                 torch.cat([q[:3], q[low:high], q[5:6]]),
-                Paged(batch.cache, batch.page_table, batch.rows[[1, 0, 2]], batch.kv_lens),
+                batch._replace(rows=batch.rows[[1, 0, 2]]),
                 [3, high - low, 1],
                 [30, high, 1],
                 kind,
@@ -97,7 +97,7 @@ def check_attention(
     rows, lens = batch.rows[:1].repeat(len(alone)), torch.tensor([p + 1 for p in alone], device=device)
     for shares in (1, 3):
         more = {"shares": shares, "tiles": tiles}
-        args = (batch.cache, LAYER, batch.page_table)
+        args = (batch.cache, LAYER, *batch[1:3])
         got = attention.invariant_decode(q[alone], *args, rows, lens, *attend, **more)
         assert torch.equal(got, whole[alone]), shares
         last = attention.invariant_decode(q[alone[-1:]], *args, rows[-1:], lens[-1:], *attend, **more)
@@ -205,11 +205,11 @@ def test_inert_chunks_and_padding_stay_finite(implementation):
     starts, kv_lens = torch.tensor([0, 20, 37, 40, 40]), torch.tensor([40, 1, 30, 1])
     rows = torch.cat([batch.rows, torch.zeros(1, dtype=torch.int64)])
     got = attention.invariant_prefill(
-        q, batch.cache, LAYER, batch.page_table, rows, starts, kv_lens, None, *Attend(0.3), 20, tiles=SMALL
+        q, batch.cache, LAYER, *batch[1:3], rows, starts, kv_lens, None, *Attend(0.3), 20, tiles=SMALL
     )
     assert got.isfinite().all() and not got[40:].any() and got[:40].any(1).sum() >= 23
     for shares in (1, 3):
         lens = torch.tensor([0, 1, 30])
-        args = (batch.cache, LAYER, batch.page_table, batch.rows, lens)
+        args = (batch.cache, LAYER, *batch[1:4], lens)
         out = attention.invariant_decode(q[:3], *args, 0.3, shares=shares, tiles=SMALL)
         assert not out[0].any() and out.isfinite().all()

@@ -6,7 +6,8 @@ import ctypes
 
 import pytest
 import torch
-from kernels.attend_cases import CPU_CASES, check_prefill_case
+from kernels.attend_cases import CPU_CASES, check_prefill_case, for_prefill, near
+from kernels.kv_cases import FORMATS, given_in
 from kernels.native_kernels import load_native
 from kernels.paged import LAYER, Heads, paged, queries
 from kernels.test_attention import (
@@ -26,6 +27,7 @@ from sharpest import sharpest
 from gapless.kernels.views import Attend, RowBatch
 
 BF16 = torch.bfloat16
+STORED = [BF16, torch.float8_e4m3fn, torch.uint8]
 HEADS = [
     Heads(1, 1, 64), Heads(1, 1, 128), Heads(4, 2, 128), Heads(4, 1, 96), Heads(16, 2, 64), Heads(7, 1, 128),
     Heads(3, 1, 32), Heads(2, 1, 256),
@@ -46,16 +48,18 @@ def prefill(library):
     """The emulated kernel, with the arguments of `seam.Kernels.prefill_attention`."""
 
     def call(q, kv, batch, attend, max_query, threads=1):
-        _, layers, _, page_size, kv_heads, dim = kv.cache.shape
+        (_, layers, _, page_size, kv_heads, _), dim = kv.cache.shape, kv.head_dim
         assert library.attends(ctypes.c_int64(dim))
         out = torch.full((len(q) + 1, q.shape[1] * dim), torch.nan, dtype=q.dtype)
         table = kv.page_table
         whole = [x.contiguous() for x in (batch.rows, batch.starts, batch.kv_lens)]
         queries = (q, q.stride(0), q.shape[1], len(batch.rows))
-        pages = (kv.cache, layers, page_size, kv_heads, dim, kv.layer, table, table.stride(0))
+        pages = (STORED.index(kv.cache.dtype), kv.cache, layers, page_size, kv_heads, dim, kv.layer)
+        key, value = (1.0, 1.0) if kv.scales is None else kv.scales[kv.layer].tolist()
+        numbers = (attend.scale * key, attend.softcap, 1.0 if kv.cache.dtype == torch.uint8 else value)
         kind = (batch.spans, int(attend.reach), attend.size, attend.sinks)
-        given = arguments(*queries, *pages, *whole, *kind, out, threads)
-        assert library.attend(*given, *map(ctypes.c_float, (attend.scale, attend.softcap))) == b""
+        given = arguments(*queries, *pages, table, table.stride(0), *whole, *kind, out, threads)
+        assert library.attend(*given, *map(ctypes.c_float, numbers)) == b""
         assert out[-1].isnan().all()
         return out[:-1]
 
@@ -71,6 +75,14 @@ def test_attention_by_tiles_equals_float64(prefill, heads):
 @pytest.mark.parametrize("case", sharpest(AMX_CASES, 6), ids=str)
 def test_attention_by_tiles_of_every_kind_equals_float64(prefill, case):
     check_prefill_case(prefill, case, BF16)
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("case", sharpest(AMX_CASES, 6), ids=str)
+def test_attention_by_tiles_over_fewer_bits_equals_float64(prefill, case, stored):
+    given, wanted = given_in(for_prefill(case, BF16), stored)
+    got = prefill(given.q, given.made.kv, given.batch, given.attend, max(case.shape.sizes))
+    near(got[: len(given.ranges)], wanted)
 
 
 @pytest.mark.parametrize("heads", sharpest([Heads(1, 1, 64), Heads(4, 2, 64), Heads(3, 1, 96), Heads(8, 1, 32)]))

@@ -14,6 +14,7 @@ FAULTS = {
     "kept sums": b"gave wrong sums in a product",
     "second weight": b"gave wrong sums in a product",
     "narrow store": b"gave wrong sums in attention",
+    "signed weight": b"gave wrong sums in a product of bytes",
 }
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels.native_kernels import check_threads, load_native, load_plain_variant
-from torch import Tensor
 
-from gapless.kernels import native
-from gapless.kernels.matrix import dense
 from gapless.kernels.native import NativeLinear, Way
 
 SIZES = [(1, 2), (16, 7), (17, 64), (63, 100), (64, 256), (65, 1000), (130, 1026), (192, 50), (452, 31), (512, 3072)]
@@ -145,45 +142,6 @@ def test_threads_give_the_same_bits(dtype):
     check_threads(NativeLinear(weight, bias), x)
 
 
-def in_steps(x: Tensor) -> Tensor:
-    """Round the last dimension to 127 steps either way of what is largest there."""
-    step = x.abs().amax(-1, keepdim=True) / 127
-    return torch.where(step > 0, (x * (1 / step)).round() * step, x).double()
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 13])
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 7), (192, 64), (230, 71), (452, 200)])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, inputs, biased):
-    if not torch.ops.gapless.has_byte_dot():
-        pytest.skip("this processor does not multiply bytes")
-    weight, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
-    x[0, 3] = 300.0  # its neighbors are coarse, others are not
-    bias = torch.randn(outputs) if biased else None
-    layer = native.draft_linear(dense(weight, bias))
-    assert isinstance(layer, native.ByteLinear)
-    rounded = torch.cat([in_steps(some) for some in x.split(64, dim=1)], dim=1)
-    want = rounded @ in_steps(weight).T + (0.0 if bias is None else bias)
-    torch.testing.assert_close(layer(x), want.float(), rtol=1e-4, atol=1e-3)
-    wide = torch.zeros(rows, inputs + 9)
-    wide[:, 4:-5] = x
-    assert torch.equal(layer(wide[:, 4:-5]), layer(x)), "rows may lie apart"
-    assert all(torch.equal(layer(x[row : row + 1])[0], line) for row, line in enumerate(layer(x)))
-    assert torch.equal(layer(x, torch.empty(rows, outputs)), layer(x))
-    half = layer(x.bfloat16()) if bias is None else None
-    assert half is None or (half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16()))
-
-
-def test_a_value_that_is_no_number_stays_in_its_row_of_a_drafter_s_layer():
-    if not torch.ops.gapless.has_byte_dot():
-        pytest.skip("this processor does not multiply bytes")
-    layer, x = native.draft_linear(dense(torch.randn(70, 130))), torch.randn(4, 130)
-    clean = layer(x)
-    x[1, 5], x[2] = torch.nan, 1e-38
-    got = layer(x)
-    assert got[1].isnan().all() and not got[2].any() and torch.equal(got[[0, 3]], clean[[0, 3]])
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("dtype", ERRORS)
 def test_the_product_of_narrower_vectors_agrees_and_does_not_depend_on_the_batch(tmp_path, dtype):
@@ -198,17 +156,3 @@ def test_the_product_of_narrower_vectors_agrees_and_does_not_depend_on_the_batch
             assert torch.equal(ops.linear.default(x[-rows:], packed, outputs, bias, Way.FLOATS), got[-rows:]), rows
         ids = torch.randint(0, outputs, (5,))
         assert torch.equal(ops.embedding_packed.default(ids, packed, outputs, inputs), weight[ids])
-
-
-@pytest.mark.process
-def test_bytes_on_narrower_vectors_have_the_same_sums(tmp_path):
-    """Whole numbers are summed up, so each unit gives the same ones; the scales' products may differ in a last bit."""
-    ops = load_plain_variant(tmp_path)
-    if not ops.has_byte_dot() or not torch.ops.gapless.has_byte_dot():
-        pytest.skip("this processor does not multiply bytes")
-    for outputs, inputs in SIZES:
-        weight, x = torch.randn(outputs, inputs), torch.randn(5, inputs)
-        packed, scales = ops.linear_pack_bytes.default(weight)
-        for rows in (1, 2, 3, 5):
-            want = torch.ops.gapless.linear_bytes.default(x[:rows], packed, scales, outputs, None)
-            torch.testing.assert_close(ops.linear_bytes.default(x[:rows], packed, scales, outputs, None), want)

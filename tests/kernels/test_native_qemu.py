@@ -32,9 +32,9 @@ class Machine(NamedTuple):
 MACHINES = {
     "arm": Machine("aarch64-linux-gnu-g++", "-march=armv8-a", "qemu-aarch64", "cortex-a57", "neon"),
     "arm_newer": Machine(
-        "aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+bf16+i8mm", "qemu-aarch64", "max", "neon, bytes, pairs"
+        "aarch64-linux-gnu-g++", "-march=armv8.2-a+dotprod+bf16+i8mm", "qemu-aarch64", "max", "neon, pairs"
     ),
-    "avx2": Machine(None, "-march=x86-64-v3", "qemu-x86_64", "Haswell-noTSX", "avx2, bytes"),
+    "avx2": Machine(None, "-march=x86-64-v3", "qemu-x86_64", "Haswell-noTSX", "avx2"),
     "sse2": Machine(None, "-march=x86-64", "qemu-x86_64", "Nehalem", "sse2"),
 }
 

@@ -30,16 +30,25 @@ TABLES = {"state": ints(ROWS, L.STATE_COLUMNS), "params": ints(ROWS, L.PARAM_COL
 SHORT = {name: table[:-1].clone() for name, table in TABLES.items()}
 NARROW = {name: table[:, :3].clone() for name, table in TABLES.items()}
 CACHE = {"cache": cache(), "layer": 1}
-KV = CACHE | {"page_table": ints(ROWS, 3), "rows": longs(T), "kv_lens": longs(T) + 1}
+KV = CACHE | {"page_table": ints(ROWS, 3), "scales": None, "rows": longs(T), "kv_lens": longs(T) + 1}
 KV |= Attend(1.0)._asdict()
 CHUNKS = KV | {"q": torch.ones(9, Q, D), "starts": torch.tensor([0, 2, 4, 9]), "spans": None, "max_query": 5}
 ROPE = CACHE | {
     "qkv": torch.ones(T, Q + 2 * K, D), "qk_norm": torch.ones(Q + K, D), "eps": 1e-6, "angles": torch.ones(T, D),
-    "slots": longs(T),
+    "slots": longs(T), "scales": None,
 }  # fmt: skip
+FP8, K8V4 = cache().to(torch.float8_e4m3fn), torch.zeros(6, 2, 1, PAGE, K, D * 3 // 2 + 4, dtype=torch.uint8)
+SCALES = torch.ones(2, 2)
 NO_CACHE = [
     {"cache": cache(dim=8)}, {"cache": cache(dim=32)}, {"cache": cache(kv_heads=3)}, {"cache": cache(dtype=torch.half)},
-    {"cache": cache()[0]}, {"layer": 2}, {"layer": -1},
+    {"cache": cache()[0]}, {"layer": 2}, {"layer": -1}, {"scales": SCALES}, {"cache": FP8}, {"cache": K8V4},
+    {"cache": FP8, "scales": torch.ones(2)}, {"cache": FP8, "scales": torch.ones(1, 2)},
+    {"cache": FP8, "scales": SCALES.double()}, {"cache": FP8, "scales": SCALES.t()},
+    {"cache": FP8[..., :8].contiguous(), "scales": SCALES}, {"cache": FP8[:, :, :1].contiguous(), "scales": SCALES},
+    {"cache": FP8.view(torch.uint8), "scales": SCALES}, {"cache": K8V4[..., :D].contiguous(), "scales": SCALES},
+    {"cache": FP8.view(torch.float8_e5m2), "scales": SCALES}, {"cache": K8V4, "scales": torch.ones(3, 2)},
+    {"cache": K8V4.repeat(1, 1, 2, 1, 1, 1), "scales": SCALES},
+    {"cache": cache(dtype=torch.int8), "scales": SCALES},
 ]  # fmt: skip
 NO_KV = [
     *NO_CACHE, {"page_table": ints(ROWS, 3)[0]}, {"kv_lens": longs(T) + 3 * PAGE + 1}, {"kv_lens": longs(T - 1)},
@@ -176,6 +185,12 @@ def called(name, args):
 @pytest.mark.parametrize(("name", "args"), [case[:2] for case in CASES], ids=[case[0] for case in CASES])
 def test_tensors_that_fit_together_are_taken(name, args):
     called(name, args)
+
+
+@pytest.mark.parametrize("stored", [FP8, K8V4], ids=["fp8", "k8v4"])
+@pytest.mark.parametrize(("name", "args"), [case[:2] for case in CASES[:5] if "scales" in case[1]])
+def test_a_cache_of_fewer_bits_is_taken_with_its_scales(name, args, stored):
+    called(name, args | {"cache": stored, "scales": SCALES})
 
 
 @pytest.mark.parametrize(("name", "args"), WRONG)

@@ -24,7 +24,8 @@ def step(number, start, end, late=0, rows=2, chunks=(), launched=None):
         step=number, decode_rows=rows, chunk_tokens=sum(c.size for c in chunks), in_flight=1,
         work_at=0, held_by=0, held_until=0,
         planning_at=at - 300 - late, planned_at=at - 200, packed_at=at - 100, launched_at=at,
-        loads_from=number, loads_until=number + 40, stores_from=0, stores_until=0, capture_from=0, capture_until=0, missed=False, chained=number == 3,
+        loads_from=number, loads_until=number + 40, stores_from=0, stores_until=0,
+        capture_from=0, capture_until=0, missed=False, chained=number == 3,
         device_start=start, device_end=end, home_at=end, observing_at=end, observed_at=end + 40, committed_at=end + 90,
         waited=True, in_vain=False, decode=KEYS if rows else KEYS[:0], chunks=chunks,
     )  # fmt: skip

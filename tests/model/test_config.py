@@ -172,7 +172,7 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no directory 'Qwen/Qwen3-0\.6B'; give that of a checkpoint"):
         resolve_model_dir("Qwen/Qwen3-0.6B")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"'m-Q4_K_M\.gguf': GGUF files are not read"):
+    with pytest.raises(ConfigError, match=r"no directory 'm-Q4_K_M\.gguf'; give that of a checkpoint, a GGUF file"):
         resolve_model_dir("m-Q4_K_M.gguf")
     with pytest.raises(ConfigError, match="is a file"):
         resolve_model_dir(str(tmp_path / "file"))

@@ -9,6 +9,7 @@ import torch
 from specs import resized
 
 from gapless.demo import weights_dir
+from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.model.config import read_model_config
 from gapless.model.drafting.draft_model import PageShare
 from gapless.model.seam import KVCache
@@ -20,20 +21,22 @@ SHAPES = [(4, 2, 16), (3, 1, 32), (5, 3, 16), (1, 8, 64), (2, 4, 8), (7, 5, 24)]
 
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("draft", SHAPES)
-def test_layers_of_two_models_share_pages_without_a_byte_in_common(model, draft):
+@pytest.mark.parametrize("kind", KVFormat)
+def test_layers_of_two_models_share_pages_without_a_byte_in_common(model, draft, kind):
     large, small = (
         resized(DEMO, layers, heads=heads, kv_heads=heads, head_dim=size) for layers, heads, size in (model, draft)
     )
-    share, drafted, own_layers = PageShare.of(large, small), small.spec.layer.attention, len(small.spec.layers)
+    share, drafted, own_layers = PageShare.of(large, small, kind), small.spec.layer.attention, len(small.spec.layers)
     layers, heads, size = model
-    cache = KVCache.zeros(3, layers + share.spare, 4, heads, size, dtype=torch.float32, device=torch.device("cpu"))
-    view = share.view(cache).data
-    assert view.shape[3:] == (4, drafted.kv_heads, drafted.head_dim) and view.data_ptr() == cache.data.data_ptr()
-    own = view[:, share.first : share.first + own_layers]
+    layout = KVLayout(kind, heads, size, torch.float32)
+    cache = KVCache.of(layout.shape(3, layers + share.spare, 4), layout.stored, torch.device("cpu"))
+    own_layout = KVLayout(kind, drafted.kv_heads, drafted.head_dim, torch.float32)
+    whole, view = cache.data.view(torch.uint8), share.view(cache, torch.ones(9, 2))
+    assert view.data.shape[2:] == own_layout.shape(1, 1, 4)[2:] and view.data.data_ptr() == whole.data_ptr()
+    assert view.scales is not None
+    own = view.data.view(torch.uint8)[:, share.first : share.first + own_layers]
     assert own.shape[1] == own_layers
     own.fill_(1)
-    assert not cache.data[:, :layers].any() and cache.data.sum() == own.numel()
-    page = cache.data[0].numel()
-    used = 2 * 4 * (layers * heads * size + own_layers * drafted.kv_heads * drafted.head_dim)
-    wide, narrow = heads * size, drafted.kv_heads * drafted.head_dim
-    assert page - used < 2 * 4 * (math.lcm(wide, narrow) + narrow)
+    assert not whole[:, :layers].any() and whole.sum() == own.numel()
+    wide, narrow = layout.layer_bytes(4), own_layout.layer_bytes(4)
+    assert whole[0].numel() - layers * wide - own_layers * narrow < math.lcm(wide, narrow) + narrow

@@ -69,8 +69,11 @@ REFUSED = (
     ({"auto_map": {"AutoModel": "m.M"}}, ["auto_map", "never run", "remove the field"]),
     ({**FALCON, "auto_map": {"AutoModel": "m.M"}}, ["auto_map", "never run", "remove the field"]),
     ({"architectures": ["Own"], "auto_map": {"AutoModel": "m.M"}}, ["auto_map", "no Own here", "needs no code"]),
-    ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config.quant_method", "or the bfloat16 one"]),
-    ({**FALCON, "quantization_config": {"quant_method": "fp8"}}, ["quantization_config.quant_method", "bfloat16"]),
+    (
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        ["quantization_config.quant_method", "or the bfloat16 one"],
+    ),
+    ({**FALCON, "quantization_config": {"quant_method": "modelopt"}}, ["quantization_config.quant_method", "bfloat16"]),
     (
         {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": TEXT},
         ["text_config", "'gemma3'", "pictures or sound", "'gemma3_text'", "saved as a checkpoint of its own"],

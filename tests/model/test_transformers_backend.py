@@ -77,7 +77,7 @@ def test_a_model_is_refused_by_its_reason_when_it_cannot_be_computed(family: str
     ("fields", "why"),
     [
         ({"auto_map": {"AutoModelForCausalLM": "modeling.py"}}, "auto_map asks for code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method"),
         ({"vision_config": {"hidden_size": 8}}, "pictures"),
         ({"model_type": "no-such-model"}, "model_type must be 'olmo'"),
         ({"architectures": ["OlmoForSequenceClassification"]}, "a decoder of transformers"),

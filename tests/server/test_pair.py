@@ -13,7 +13,7 @@ from kills.clients import Clients, Outage, questions
 from kills.holdings import Ward, alive, settled
 from kills.pair import ANSWERS, Pair, kill, kill_side
 
-from gapless.server.pair import FOLDER_PREFIX, own_folder
+from gapless.server.folders import FOLDER_PREFIX, own_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("pair")]  # they are killed at the end
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from gapless.base import host
 from gapless.device import build, compiling
 from gapless.kernels import pages, unpack
-from gapless.kernels.kinds import WeightKind
-from gapless.kernels.matrix import Linear, Matrix
+from gapless.kernels.kinds import BLOCK, WeightKind, WeightLayout
+from gapless.kernels.matrix import Linear, Matrix, round_to
 from gapless.kernels.native import choice
 from gapless.kernels.native.choice import Way
 from gapless.kernels.seam import DecodeBatch, Kernels, MixedBatch
@@ -44,7 +44,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        {WeightKind.DENSE: NativeLinear},
+        {WeightKind.DENSE: NativeLinear, WeightKind.INT8: ByteLinear, WeightKind.INT4: ByteLinear},
         ops.rms_norm.default,
         ops.layer_norm.default,
         ops.add_rms_norm.default,
@@ -148,31 +148,47 @@ def chosen() -> list[str]:
 
 
 def draft_linear(matrix: Matrix) -> Linear:
-    """Make a layer of a drafting head, which decides no token: it keeps one byte per weight, or two if the processor
-    cannot multiply bytes."""
-    weight = matrix.multiplied_out().tensors[0]
-    if torch.ops.gapless.has_byte_dot():
-        return ByteLinear(weight.float(), matrix.bias)
-    return NativeLinear(weight.bfloat16(), matrix.bias)
+    """Make a layer of a drafting head, which decides no token: it keeps at most one byte per weight."""
+    return ByteLinear.of(matrix) or ByteLinear(matrix.multiplied_out())
 
 
 class ByteLinear:
-    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32, bfloat16 or float16, with both factors rounded to
-    8-bit whole numbers: the weight by outputs, each row of x by 64 inputs. A row does not depend on the others."""
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] over a weight in 8 or 4 bits, in float32, bfloat16 or float16.
 
-    kind = WeightKind.DENSE
+    Each row of x is rounded to 127 steps either way of the largest of each 64 inputs, or of 32 if the weight's groups
+    are no multiples of 64. Sums are of whole numbers: a row's bits depend neither on the others nor on the threads.
+    """
 
     @classmethod
-    def of(cls, matrix: Matrix) -> Self:
-        return cls(matrix.tensors[0].float(), matrix.bias)
+    def of(cls, matrix: Matrix) -> Self | None:
+        """A dense weight is rounded to 8 bits. None for groups that are no multiples of 32."""
+        layout = matrix.layout
+        if layout.kind is WeightKind.FP8 or layout.group % BLOCK:
+            return None
+        return cls(matrix)
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.outputs, self.bias = weight.shape[0], bias
-        self.weight, self.scales = torch.ops.gapless.linear_pack_bytes.default(weight.contiguous())
+    def __init__(self, matrix: Matrix) -> None:
+        self.kind, self.dtype, self.bias = matrix.layout.kind, matrix.dtype, matrix.bias
+        self.group, self.outputs, self.inputs = matrix.layout.group, matrix.outputs, matrix.inputs
+        if self.kind is WeightKind.DENSE:
+            matrix = matrix._replace(tensors=round_to(WeightLayout(WeightKind.INT8), matrix.tensors[0]))
+        weight, scale, *zeros = (tensor.contiguous() for tensor in matrix.tensors)
+        zero = zeros[0] if zeros else None
+        self.weight: Tensor = torch.ops.gapless.linear_pack_bytes.default(weight, scale, zero, self.group)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        found: Tensor = torch.ops.gapless.linear_bytes.default(x, self.weight, self.scales, self.outputs, self.bias)
-        return found if out is None else out.copy_(found)
+        how = self.weight, self.outputs, self.group, self.bias
+        if out is None:
+            found: Tensor = torch.ops.gapless.linear_bytes.default(x, *how)
+            return found
+        torch.ops.gapless.linear_bytes_to.default(x, *how, out)
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of the model's dtype."""
+        how = self.weight, self.outputs, self.inputs, self.group, self.dtype
+        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how)
+        return out
 
 
 class NativeLinear:

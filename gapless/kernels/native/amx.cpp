@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "bytes.h"
 #include "linear.h"
 #include "tiles.h"
 
@@ -48,6 +49,25 @@ bool multiplies() {
   return true;
 }
 
+// In bytes and nibbles, whose scales are powers of two.
+bool multiplies_bytes() {
+  constexpr int64_t M = 32 + 5, N = 64 + 5, K = 96;
+  const auto x = numbers(M * K, 100), bias = numbers(N, 2);
+  std::vector<uint8_t> weight(N * K);
+  for (size_t i = 0; i < weight.size(); i++) weight[i] = uint8_t(37 * i + i / 7);
+  for (const bool nibbles : {false, true}) {
+    const ByteForm form{N, K, nibbles ? 32 : 0, nibbles, false, nibbles};
+    const std::vector<float> scales(N * K / 32, 0.5f);
+    std::vector<uint8_t> packed(form.tiles() * form.tile());
+    pack_bytes(form, weight.data(), scales.data(), weight.data(), packed.data());
+    std::vector<bf16> want(M * N), got(M * N);
+    linear_bytes(form, x.data(), K, M, packed.data(), bias.data(), want.data(), false);
+    linear_bytes(form, x.data(), K, M, packed.data(), bias.data(), got.data(), true);
+    if (!same_bits(want, got)) return false;
+  }
+  return true;
+}
+
 // A chunk that ends inside its second block of keys. Scores are whole multiples of SCALE, so a weight is exactly 1,
 // where a score is its query's largest, or 0.
 bool attends() {
@@ -77,6 +97,7 @@ std::string try_amx() {
   if (switched_off()) return "switched off by GAPLESS_AMX";
   if (std::string refused = ask_for_tiles(); !refused.empty()) return refused;
   if (!multiplies()) return "gave wrong sums in a product";
+  if (!multiplies_bytes()) return "gave wrong sums in a product of bytes";
   return attends() ? "" : "gave wrong sums in attention";
 }
 

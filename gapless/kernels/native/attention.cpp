@@ -18,15 +18,6 @@ constexpr int64_t QUERY_TILE = 16;
 // Least products of a call with a second thread.
 constexpr int64_t WORTH = 1 << 19;
 
-// Scratch of a thread, kept from call to call.
-enum Use { VALUES, QUERIES };
-template <Use USE>
-float* scratch(size_t size) {
-  static thread_local std::vector<float> kept;
-  if (kept.size() < size) kept.resize(size);
-  return kept.data();
-}
-
 // Keys of one row, which are in one SPLIT, and the KV heads low..high with all their queries: the unit of a thread's
 // work. Heads lie next to each other in memory, so a block of keys is read for one head after the other.
 struct Part {
@@ -36,9 +27,9 @@ struct Part {
 };
 
 // `next`: the part that this thread works on afterwards, if any.
-template <typename T>
+template <typename T, typename S>
 void attend_part(
-    const Queries<T>& q, const Part& part, const Part* next, const Paged<T>& kv, const int64_t* rows,
+    const Queries<T>& q, const Part& part, const Part* next, const Paged<S>& kv, const int64_t* rows,
     const Attend& attend, State* states) {
   auto pages = [&](const Part& of) { return kv.table + rows[of.row] * kv.table_stride; };
   int64_t grouped = q.heads / kv.kv_heads;
@@ -49,15 +40,24 @@ void attend_part(
   std::vector<const Query<T>*> queries(count);
   for (int64_t i = 0; i < count; i++)
     queries[i] = prepared(row + (first + i) * kv.dim, kv.dim, room + i * padded(kv.dim));
-  Block<T> after;
+  Block<S> after;
   if (next) find_block(kv, pages(*next), next->keys.low / BLOCK * BLOCK, next->keys, after);
-  each_block(kv, pages(part), part.keys, next ? after.keys : nullptr, [&](const Block<T>& block, int64_t start) {
+  each_block(kv, pages(part), part.keys, next ? after.keys : nullptr, [&](const Block<S>& block, int64_t start) {
     Range limits[GROUP];
     std::fill_n(limits, GROUP, within(part.keys, start));
-    for (int64_t head = part.low; head < part.high; head++)
+    auto attend_head = [&](const Block<T>& block, const HeadOf& at, int64_t head) {
       for (int64_t g = head * grouped; g < (head + 1) * grouped; g += GROUP) {
         int count = int(std::min<int64_t>(GROUP, (head + 1) * grouped - g));
-        attend_some(count, block, head, kv, &queries[g - first], limits, attend, states + g - first);
+        attend_some(count, block, at, &queries[g - first], limits, attend, states + g - first);
+      }
+    };
+    for (int64_t head = part.low; head < part.high; head++)
+      if constexpr (FEWER<S>) {
+        Block<T> own;
+        const HeadOf at = unpack_block(kv, block, limits[0], head, own);
+        attend_head(own, at, head);
+      } else {
+        attend_head(block, head_of(kv, head), head);
       }
   });
 }
@@ -94,9 +94,9 @@ std::vector<State> states_of(int64_t count, int64_t dim) {
 
 }  // namespace
 
-template <typename T>
+template <typename T, typename S>
 void decode_attention(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out) {
   if (!batch.count) return;
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim, entries = 0;
   std::vector<Range> ranges(batch.count);
@@ -121,7 +121,7 @@ void decode_attention(
       State& whole = states[first[i] + g];
       for (size_t other = i + 1; other < next; other++) merge(whole, states[first[other] + g], dim);
       const int64_t head = part.low * grouped + g;
-      finish(whole, dim, attend.sinks ? attend.sinks + head : nullptr, out + (part.row * q.heads + head) * dim);
+      finish(whole, dim, attend, head, out + (part.row * q.heads + head) * dim);
     }
   }
 }
@@ -138,10 +138,10 @@ bool any_wild(const Block<T>& block, const Range& keys, int64_t offset, int64_t 
 }
 
 // Some queries of a chunk with all heads that share `head`: a block of keys is fetched once for them.
-template <typename T>
+template <typename T, typename S>
 class Tile {
  public:
-  Tile(const Queries<T>& q, const Paged<T>& kv, const Chunk& chunk, int64_t head, const Attend& attend)
+  Tile(const Queries<T>& q, const Paged<S>& kv, const Chunk& chunk, int64_t head, const Attend& attend)
       : q(q), kv(kv), chunk(chunk), attend(attend), head(head), grouped(q.heads / kv.kv_heads),
         size(chunk.count * grouped), states(states_of(2 * size, kv.dim)), queries(size), ranges(size) {
     float* room = PAIRS<T> ? nullptr : scratch<QUERIES>(size * padded(kv.dim));
@@ -159,8 +159,16 @@ class Tile {
     // Keys are cut as in a decode row: a query's result is the same in both.
     each_split(some, [&](const Range& keys) {
       for (int64_t i = 0; i < size; i++) reset(states[size + i], kv.dim);
-      const T* const* none = nullptr;
-      each_block(kv, chunk.pages, keys, none, [&](Block<T>& block, int64_t start) { add(block, start); });
+      const Key<S>* none = nullptr;
+      each_block(kv, chunk.pages, keys, none, [&](Block<S>& block, int64_t start) {
+        if constexpr (FEWER<S>) {
+          Block<T> own;
+          const HeadOf at = unpack_block(kv, block, within(keys, start), head, own);
+          add(own, at, start);
+        } else {
+          add(block, head_of(kv, head), start);
+        }
+      });
       for (int64_t i = 0; i < size; i++) {
         if (ranges[i].low >= keys.high || ranges[i].high <= keys.low) continue;
         if (ranges[i].low >= keys.low / SPLIT * SPLIT) std::swap(states[i], states[size + i]);  // the first part of it
@@ -169,14 +177,14 @@ class Tile {
     });
     for (int64_t i = 0; i < size; i++) {
       const int64_t query_head = head * grouped + i % grouped;
-      const float* sink = attend.sinks ? attend.sinks + query_head : nullptr;
-      finish(states[i], kv.dim, sink, out + ((chunk.token + i / grouped) * q.heads + query_head) * kv.dim);
+      T* to = out + ((chunk.token + i / grouped) * q.heads + query_head) * kv.dim;
+      finish(states[i], kv.dim, attend, query_head, to);
     }
   }
 
  private:
-  void add(Block<T>& block, int64_t start) {
-    const int64_t all = block.count, offset = head * kv.dim + kv.value_offset();
+  void add(Block<T>& block, const HeadOf& at, int64_t start) {
+    const int64_t all = block.count, offset = at.keys + at.values;
     // A value that is no number must not reach the queries that do not read it: their weight of zero would not hide it.
     const bool apart = any_wild(block, {0, std::clamp<int64_t>(each.low - start, 0, all)}, offset, kv.dim) ||
                        any_wild(block, {std::clamp<int64_t>(each.high - start, 0, all), all}, offset, kv.dim);
@@ -192,13 +200,13 @@ class Tile {
       if (!block.count) continue;
       Block<T> own;
       if (apart) own = block, own.close(limits[0]);
-      attend_some(count, apart ? own : block, head, kv, &queries[i], limits, attend, &states[size + i]);
+      attend_some(count, apart ? own : block, at, &queries[i], limits, attend, &states[size + i]);
       block.next = block.keys;
     }
   }
 
   const Queries<T>& q;
-  const Paged<T>& kv;
+  const Paged<S>& kv;
   const Chunk chunk;
   const Attend& attend;
   const int64_t head, grouped, size;
@@ -210,9 +218,9 @@ class Tile {
 
 }  // namespace
 
-template <typename T>
+template <typename T, typename S>
 void prefill_attention(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out) {
   std::vector<Chunk> tiles;
   int64_t products = 0;
   for (int64_t i = 0; i < batch.count; i++) {
@@ -223,15 +231,13 @@ void prefill_attention(
       tiles.push_back(chunk.part((end - 1) / QUERY_TILE * QUERY_TILE, (end - 1) % QUERY_TILE + 1));
   }
   share(int64_t(tiles.size()) * kv.kv_heads, products / WORTH, [&](int64_t i, bool) {
-    Tile<T>(q, kv, tiles[i / kv.kv_heads], i % kv.kv_heads, attend).run(out);
+    Tile<T, S>(q, kv, tiles[i / kv.kv_heads], i % kv.kv_heads, attend).run(out);
   });
 }
 
-#define GAPLESS_ATTENTION(T)                                                                                \
-  template void decode_attention(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);      \
-  template void prefill_attention(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);
-GAPLESS_ATTENTION(float)
-GAPLESS_ATTENTION(bf16)
-GAPLESS_ATTENTION(f16)
+#define GAPLESS_ATTENTION(T, S)                                                                             \
+  template void decode_attention(const Queries<T>&, const Batch&, const Paged<S>&, const Attend&, T*);      \
+  template void prefill_attention(const Queries<T>&, const Batch&, const Paged<S>&, const Attend&, T*);
+GAPLESS_EACH_KV(GAPLESS_ATTENTION)
 
 }  // namespace gapless

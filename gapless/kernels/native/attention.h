@@ -5,25 +5,46 @@
 #include <cstdint>
 #include <limits>
 
-#include "vec.h"
+#include "fewer_bits.h"
 
 namespace gapless {
 
-// cache [pages, layers, 2, page_size, kv_heads, dim]; table [rows, width] int32, whole rows that may be apart. Strides
-// count elements, not bytes.
-template <typename T>
+// A key of one head, and thereby its value.
+template <typename S>
+using Key = std::conditional_t<FEWER<S>, Stored<S>, const S*>;
+
+// cache [pages, layers, 2, page_size, kv_heads, dim], or pages of fewer bits; table [rows, width] int32, whole rows
+// that may be apart. Strides count elements, not bytes.
+template <typename S>
 struct Paged {
-  const T* cache;
+  const S* cache;
   int64_t layers, page_size, kv_heads, dim, layer;
   const int32_t* table;
   int64_t table_stride;
 
   int64_t value_offset() const { return page_size * kv_heads * dim; }
-  const T* key(const int32_t* pages, int64_t position, int64_t head) const {
+  Key<S> key(const int32_t* pages, int64_t position, int64_t head) const {
     int64_t page = pages[position / page_size];
-    return cache + (((page * layers + layer) * 2 * page_size + position % page_size) * kv_heads + head) * dim;
+    if constexpr (FEWER<S>) {
+      const int64_t count = page_size * kv_heads, bytes = Stored<S>::page_bytes(count, dim);
+      const S* from = cache + (page * layers + layer) * bytes;
+      return Stored<S>::first(&from->bits, count, dim).after(position % page_size * kv_heads + head, dim);
+    } else {
+      return cache + (((page * layers + layer) * 2 * page_size + position % page_size) * kv_heads + head) * dim;
+    }
+  }
+  // That of the same head in the next entry of the page, or of a head further on.
+  Key<S> after(const Key<S>& key, int64_t heads) const {
+    if constexpr (FEWER<S>) return key.after(heads, dim);
+    else return key + heads * dim;
   }
 };
+
+// BODY(T, S) for all numbers T of a model, and all S in which its keys and values may be stored.
+#define GAPLESS_EACH_KV(BODY)                            \
+  BODY(float, float) BODY(float, e4m3) BODY(float, k8v4) \
+  BODY(bf16, bf16) BODY(bf16, e4m3) BODY(bf16, k8v4)     \
+  BODY(f16, f16) BODY(f16, e4m3) BODY(f16, k8v4)
 
 // Queries as they lie in a larger tensor: token_stride apart, heads next to each other.
 template <typename T>
@@ -47,6 +68,7 @@ struct Attend {
   int64_t size = 0;
   float softcap = 0;             // scores become softcap * tanh(score * scale / softcap); 0: they stay
   const float* sinks = nullptr;  // [heads], or none: a further logit of each, whose weight has no value
+  float values = 1;              // factor of the result: the scale of stored values
 
   int64_t first(int64_t position) const {
     if (reach == Reach::WINDOW) return std::max<int64_t>(position - size + 1, 0);
@@ -88,8 +110,8 @@ struct Chunk {
   }
 };
 
-template <typename T>
-Chunk chunk_of(const Batch& batch, const Paged<T>& kv, int64_t i) {
+template <typename S>
+Chunk chunk_of(const Batch& batch, const Paged<S>& kv, int64_t i) {
   const int64_t token = batch.starts[i], size = batch.starts[i + 1] - token, length = batch.kv_lens[i];
   const int32_t* spans = batch.spans ? batch.spans + 2 * token : nullptr;
   return {kv.table + batch.rows[i] * kv.table_stride, token, size, length - size, length, spans};
@@ -108,15 +130,15 @@ inline float normalizer(float top, float weight, const float* sink) {
   return kept / (weight * kept + exp(spread(*sink - shift))[0]);
 }
 
-// heads is a multiple of kv_heads. out [batch.count, heads * dim].
-template <typename T>
+// heads is a multiple of kv_heads. out [batch.count, heads * dim]. S: T, or what stands for it in fewer bits.
+template <typename T, typename S>
 void decode_attention(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out);
 
 // A query gets the bits of decode_attention, in any chunk, unless a span lets it read more.
-template <typename T>
+template <typename T, typename S>
 void prefill_attention(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out);
 
 // Whether the functions below serve heads of this size, here. They do as prefill_attention, each in an order of sums of
 // its own, which is the same in any chunk.
@@ -124,11 +146,12 @@ template <typename T>
 bool floats_attend(int64_t dim);
 bool amx_attends(int64_t dim);
 
-template <typename T>
+template <typename T, typename S>
 void prefill_attention_floats(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out);
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out);
 
+template <typename S>
 void prefill_attention_amx(
-    const Queries<bf16>& q, const Batch& batch, const Paged<bf16>& kv, const Attend& attend, bf16* out);
+    const Queries<bf16>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, bf16* out);
 
 }  // namespace gapless

@@ -126,8 +126,9 @@ class TiledPairs {
 
 bool amx_attends(int64_t dim) { return dim % DEEP == 0 && dim <= MOST_DIM && amx_missing().empty(); }
 
+template <typename S>
 void prefill_attention_amx(
-    const Queries<bf16>& q, const Batch& batch, const Paged<bf16>& kv, const Attend& attend, bf16* out) {
+    const Queries<bf16>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, bf16* out) {
   attend_prompts<TiledPairs>(q, batch, kv, attend, out);
 }
 
@@ -135,10 +136,15 @@ void prefill_attention_amx(
 
 bool amx_attends(int64_t) { return false; }
 
-void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<bf16>&, const Attend&, bf16*) {
+template <typename S>
+void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<S>&, const Attend&, bf16*) {
   __builtin_unreachable();
 }
 
 #endif
+
+template void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<bf16>&, const Attend&, bf16*);
+template void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<e4m3>&, const Attend&, bf16*);
+template void prefill_attention_amx(const Queries<bf16>&, const Batch&, const Paged<k8v4>&, const Attend&, bf16*);
 
 }  // namespace gapless

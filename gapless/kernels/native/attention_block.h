@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "attention.h"
 
@@ -44,12 +45,23 @@ struct State {
   float* values;
 };
 
+template <typename T>
+inline void ask(const T* from, int64_t count) {
+  const char* line = reinterpret_cast<const char*>(from);
+  for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
+}
+
+template <typename S>
+inline void ask(const Stored<S>& entry, int64_t dim) {
+  ask(entry.key, dim), ask(entry.value, Stored<S>::NIBBLES ? dim / 2 : dim);
+}
+
 // Keys of all heads: before the first that may be read it is repeated, and so is the last one after it. `next`: keys to
 // be asked for meanwhile.
-template <typename T>
+template <typename S>
 struct Block {
-  const T* keys[BLOCK];
-  const T* const* next;
+  Key<S> keys[BLOCK];
+  const Key<S>* next;
   int count;
 
   // Repeats the ends of `limits` in place of the keys outside.
@@ -65,39 +77,68 @@ Range within(const Range& range, int64_t start) {
   return {std::clamp<int64_t>(range.low - start, 0, high), high};
 }
 
-template <typename T>
-void find_block(const Paged<T>& kv, const int32_t* pages, int64_t start, const Range& range, Block<T>& block) {
+template <typename S>
+void find_block(const Paged<S>& kv, const int32_t* pages, int64_t start, const Range& range, Block<S>& block) {
   const Range limits = within(range, start);
   block.count = int(limits.high);
   for (int i = int(limits.low); i < block.count;) {
-    const T* key = kv.key(pages, start + i, 0);
+    Key<S> key = kv.key(pages, start + i, 0);
     int run = int(std::min<int64_t>(block.count - i, kv.page_size - (start + i) % kv.page_size));
-    for (int j = 0; j < run; j++, key += kv.kv_heads * kv.dim) block.keys[i + j] = key;
+    for (int j = 0; j < run; j++, key = kv.after(key, kv.kv_heads)) block.keys[i + j] = key;
     i += run;
   }
   if (block.count) block.close(limits);
 }
 
+// One head of a block: its keys are at block.keys + keys, its values `values` further on.
+struct HeadOf {
+  int64_t keys, values, dim;
+};
+
+template <typename S>
+HeadOf head_of(const Paged<S>& kv, int64_t head) {
+  return {head * kv.dim, kv.value_offset(), kv.dim};
+}
+
+// Scratch of a thread, kept from call to call.
+enum Use { VALUES, QUERIES, NUMBERS };
+template <Use USE>
+float* scratch(size_t size) {
+  static thread_local std::vector<float> kept;
+  if (kept.size() < size) kept.resize(size);
+  return kept.data();
+}
+
+// The keys and values of one head of a block of fewer bits, as numbers: a block for this head alone.
+template <typename T, typename S>
+HeadOf unpack_block(const Paged<S>& kv, const Block<S>& block, const Range& limits, int64_t head, Block<T>& to) {
+  constexpr int64_t LINE = 64;
+  const int64_t stride = padded(kv.dim), values = BLOCK * stride;
+  const auto raw = reinterpret_cast<uintptr_t>(scratch<NUMBERS>(2 * values * sizeof(T) / sizeof(float) + LINE));
+  T* numbers = reinterpret_cast<T*>((raw + LINE - 1) / LINE * LINE);
+  for (int64_t i = limits.low; i < limits.high; i++) {
+    ask(kv.after(block.next[i], head), kv.dim);
+    to.keys[i] = numbers + i * stride;
+    unpack(kv.after(block.keys[i], head), kv.dim, numbers + i * stride, numbers + values + i * stride);
+  }
+  to.close(limits), to.next = to.keys, to.count = block.count;
+  return {0, values, kv.dim};
+}
+
 // Calls body(block, start of its keys) for all blocks with keys of the range. Keys `after` them, BLOCK or none, are
 // asked for in the last one.
-template <typename T, typename Body>
+template <typename S, typename Body>
 void each_block(
-    const Paged<T>& kv, const int32_t* pages, const Range& range, const T* const* after, const Body& body) {
-  Block<T> blocks[2];
+    const Paged<S>& kv, const int32_t* pages, const Range& range, const Key<S>* after, const Body& body) {
+  Block<S> blocks[2];
   int64_t start = range.low / BLOCK * BLOCK;
   find_block(kv, pages, start, range, blocks[0]);
   for (int turn = 0; start < range.high; start += BLOCK, turn ^= 1) {
-    Block<T>&block = blocks[turn], &next = blocks[turn ^ 1];
+    Block<S>&block = blocks[turn], &next = blocks[turn ^ 1];
     find_block(kv, pages, start + BLOCK, range, next);
     block.next = next.count ? next.keys : after ? after : block.keys;
     body(block, start);
   }
-}
-
-template <typename T>
-inline void ask(const T* from, int64_t count) {
-  const char* line = reinterpret_cast<const char*>(from);
-  for (int64_t i = 0; i < int64_t(count * sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
 // The first `count` of two registers' numbers; the rest read as zero and are not touched.
@@ -393,13 +434,13 @@ auto of_rows(int count) {
 
 template <typename T>
 void attend_some(
-    int count, const Block<T>& block, int64_t head, const Paged<T>& kv, const Query<T>* const* queries,
-    const Range* limits, const Attend& attend, State* states) {
+    int count, const Block<T>& block, const HeadOf& head, const Query<T>* const* queries, const Range* limits,
+    const Attend& attend, State* states) {
   constexpr bool KNOWN = PAIRS<T>;  // where known sizes gain 5 to 10 %
-  auto* chosen = kv.dim == 128  ? of_rows<T, KNOWN ? 128 : 0>(count)
-                 : kv.dim == 64 ? of_rows<T, KNOWN ? 64 : 0>(count)
-                                : of_rows<T, 0>(count);
-  chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, attend, states);
+  auto* chosen = head.dim == 128  ? of_rows<T, KNOWN ? 128 : 0>(count)
+                 : head.dim == 64 ? of_rows<T, KNOWN ? 64 : 0>(count)
+                                  : of_rows<T, 0>(count);
+  chosen(block, head.keys, head.values, head.dim, queries, limits, attend, states);
 }
 
 void reset(State& state, int64_t dim) {
@@ -408,8 +449,9 @@ void reset(State& state, int64_t dim) {
 }
 
 template <typename T>
-void finish(const State& state, int64_t dim, const float* sink, T* out) {
-  const float scale = normalizer(state.top, sum(state.weight), sink);
+void finish(const State& state, int64_t dim, const Attend& attend, int64_t head, T* out) {
+  const float* sink = attend.sinks ? attend.sinks + head : nullptr;
+  const float scale = normalizer(state.top, sum(state.weight), sink) * attend.values;
   for (int64_t d = 0; d < dim; d += DEEP) {
     const Two x = {load_floats(state.values + d) * scale, load_floats(state.values + d + WIDTH) * scale};
     if constexpr (PAIRS<T>) {

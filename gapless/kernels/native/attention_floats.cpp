@@ -226,16 +226,14 @@ template bool floats_attend<float>(int64_t);
 template bool floats_attend<bf16>(int64_t);
 template bool floats_attend<f16>(int64_t);
 
-template <typename T>
+template <typename T, typename S>
 void prefill_attention_floats(
-    const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+    const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out) {
   attend_prompts<Widened<T>>(q, batch, kv, attend, out);
 }
 
-#define GAPLESS_ATTENTION(T) \
-  template void prefill_attention_floats(const Queries<T>&, const Batch&, const Paged<T>&, const Attend&, T*);
-GAPLESS_ATTENTION(float)
-GAPLESS_ATTENTION(bf16)
-GAPLESS_ATTENTION(f16)
+#define GAPLESS_ATTENTION(T, S) \
+  template void prefill_attention_floats(const Queries<T>&, const Batch&, const Paged<S>&, const Attend&, T*);
+GAPLESS_EACH_KV(GAPLESS_ATTENTION)
 
 }  // namespace gapless

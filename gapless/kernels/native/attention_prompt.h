@@ -34,10 +34,10 @@ inline int64_t whole_steps(int64_t count, int64_t step) { return (count + step -
 inline int64_t sums_stride(int64_t dim) { return whole_steps(dim, 32); }
 
 // Rows first.. of a chunk, each a query with one of the heads that share `head`.
-template <typename T>
+template <typename T, typename S>
 struct Unit {
   const Queries<T>& q;
-  const Paged<T>& kv;
+  const Paged<S>& kv;
   const Attend& attend;
   Chunk chunk;
   int64_t head, first, count;
@@ -78,10 +78,11 @@ float weigh(const float* scores, int64_t count, int64_t limit, float scale, Sofa
   return factor;
 }
 
-// A thread's buffers, kept from call to call.
-template <typename Multiplier>
+// A thread's buffers, kept from call to call. Of fewer bits, `unpacked` has a block's keys and values as numbers.
+template <typename Multiplier, typename S>
 struct alignas(64) Prompt {
   using T = typename Multiplier::Number;
+  using One = Unit<T, S>;
   static constexpr int64_t GROUP = Multiplier::GROUP, STEP = Multiplier::STEP;
 
   float sums[MOST_ROWS * MOST_DIM];  // weighted values so far, [rows, sums_stride]
@@ -95,19 +96,26 @@ struct alignas(64) Prompt {
   const T* values[KEYS];
   bool apart;  // the rows of this block must be worked one by one: see `fetch`
   Multiplier multiplier;
+  T unpacked[FEWER<S> ? 2 * KEYS : 1][FEWER<S> ? MOST_DIM : 1];
 
   // Keys and values of a block, with zeros for what no row of the unit reads: memory there may hold no number. So may a
   // value that some rows read and others do not, and their weight of zero would not hide it.
-  void fetch(const Unit<T>& unit, int64_t start) {
+  void fetch(const One& unit, int64_t start) {
     static constexpr T zeros[MOST_DIM] = {};
-    const Paged<T>& kv = unit.kv;
+    const Paged<S>& kv = unit.kv;
     const int64_t count = std::min(some.high - start, KEYS), skip = std::max<int64_t>(some.low - start, 0);
     const T* keys[KEYS];
     for (int64_t i = 0; i < skip; i++) keys[i] = values[i] = zeros;
     for (int64_t i = skip; i < count;) {
-      const T* key = kv.key(unit.chunk.pages, start + i, unit.head);
+      Key<S> key = kv.key(unit.chunk.pages, start + i, unit.head);
       const int64_t end = std::min(count, i + kv.page_size - (start + i) % kv.page_size);
-      for (; i < end; i++, key += kv.kv_heads * kv.dim) keys[i] = key, values[i] = key + kv.value_offset();
+      for (; i < end; i++, key = kv.after(key, kv.kv_heads))
+        if constexpr (FEWER<S>) {
+          unpack(key, kv.dim, unpacked[i], unpacked[KEYS + i]);
+          keys[i] = unpacked[i], values[i] = unpacked[KEYS + i];
+        } else {
+          keys[i] = key, values[i] = key + kv.value_offset();
+        }
     }
     for (int64_t i = count; i < KEYS; i++) keys[i] = values[i] = zeros;
     multiplier.fetch(keys, values, whole_steps(count, STEP));
@@ -151,7 +159,7 @@ struct alignas(64) Prompt {
     }
   }
 
-  void begin(const Unit<T>& unit) {
+  void begin(const One& unit) {
     const int64_t dim = unit.kv.dim;
     std::fill_n(sums, unit.count * sums_stride(dim), 0.0f);
     multiplier.begin(dim);
@@ -169,7 +177,7 @@ struct alignas(64) Prompt {
     }
   }
 
-  void finish(const Unit<T>& unit, T* out) {
+  void finish(const One& unit, T* out) {
     const int64_t dim = unit.kv.dim;
     const float* sinks = unit.attend.sinks;
     multiplier.end();
@@ -177,12 +185,13 @@ struct alignas(64) Prompt {
       const int64_t head = unit.query_head(row);
       T* to = out + ((unit.chunk.token + unit.query(row)) * unit.q.heads + head) * dim;
       const float* from = sums + row * sums_stride(dim);
-      const float scale = normalizer(sofar[row].top, sum(sofar[row].weight), sinks ? sinks + head : nullptr);
+      const float weight = normalizer(sofar[row].top, sum(sofar[row].weight), sinks ? sinks + head : nullptr);
+      const float scale = weight * unit.attend.values;
       for (int64_t d = 0; d < dim; d += LANES) store_some(to + d, load(from + d) * scale, int(dim - d));
     }
   }
 
-  void attend(const Unit<T>& unit, T* out) {
+  void attend(const One& unit, T* out) {
     begin(unit);
     for (int64_t start = some.low / KEYS * KEYS; start < some.high; start += KEYS) {
       fetch(unit, start);
@@ -195,10 +204,10 @@ struct alignas(64) Prompt {
 };
 
 // prefill_attention by a multiplier.
-template <typename Multiplier, typename T = typename Multiplier::Number>
-void attend_prompts(const Queries<T>& q, const Batch& batch, const Paged<T>& kv, const Attend& attend, T* out) {
+template <typename Multiplier, typename S, typename T = typename Multiplier::Number>
+void attend_prompts(const Queries<T>& q, const Batch& batch, const Paged<S>& kv, const Attend& attend, T* out) {
   constexpr int64_t WORTH = 1 << 20;  // least products of a call with a second thread
-  std::vector<Unit<T>> units;
+  std::vector<Unit<T, S>> units;
   int64_t products = 0;
   for (int64_t i = 0; i < batch.count; i++) {
     const Chunk chunk = chunk_of(batch, kv, i);
@@ -210,7 +219,8 @@ void attend_prompts(const Queries<T>& q, const Batch& batch, const Paged<T>& kv,
         units.push_back({q, kv, attend, chunk, head, first, std::min(MOST_ROWS, all - first)});
   }
   share(int64_t(units.size()), products / WORTH, [&](int64_t i, bool) {
-    static thread_local std::unique_ptr<Prompt<Multiplier>> kept = std::make_unique<Prompt<Multiplier>>();
+    using Own = Prompt<Multiplier, S>;
+    static thread_local std::unique_ptr<Own> kept = std::make_unique<Own>();
     kept->attend(units[i], out);
   });
 }

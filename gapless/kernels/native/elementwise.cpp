@@ -151,9 +151,22 @@ void angles(const int64_t* positions, int64_t tokens, const float* table, int64_
     std::copy_n(table + std::clamp<int64_t>(positions[token], 0, length - 1) * dim, dim, out + token * dim);
 }
 
-template <typename T>
+// Keys [kv_heads, dim] and their values, into the entry at `place` of a page of one layer.
+template <typename T, typename S>
+void pack_entry(const T* keys, const T* values, S* page, int64_t place, const RopeShape& shape) {
+  const int64_t count = shape.page_size * shape.kv_heads, dim = shape.dim;
+  const auto first = Stored<S, uint8_t>::first(&page->bits, count, dim).after(place * shape.kv_heads, dim);
+  for (int64_t head = 0; head < shape.kv_heads; head++) {
+    const auto [key, value, pair] = first.after(head, dim);
+    pack_e4m3(keys + head * dim, dim, shape.key_scale, key);
+    if constexpr (Stored<S>::NIBBLES) pack_nibbles(values + head * dim, dim, value, pair);
+    else pack_e4m3(values + head * dim, dim, shape.value_scale, value);
+  }
+}
+
+template <typename T, typename S>
 void rope_and_write(
-    T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, T* cache, const RopeShape& shape) {
+    T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, S* cache, const RopeShape& shape) {
   int64_t dim = shape.dim, turned = shape.heads + shape.kv_heads, kv = shape.kv_heads * dim;
   int64_t wide = (turned + shape.kv_heads) * dim;
   share(shape.tokens, shape.tokens * wide / WORTH, [&](int64_t token, bool) {
@@ -162,9 +175,15 @@ void rope_and_write(
     for (int64_t head = 0; head < turned; head++)
       rotate(x + head * dim, norm ? norm + head * dim : nullptr, eps, turn, dim);
     int64_t page = slots[token] / shape.page_size, offset = slots[token] % shape.page_size;
-    T* keys = cache + ((page * shape.layers + shape.layer) * 2 * shape.page_size + offset) * kv;
-    std::copy_n(x + shape.heads * dim, kv, keys);
-    std::copy_n(x + turned * dim, kv, keys + shape.page_size * kv);
+    if constexpr (FEWER<S>) {
+      const int64_t bytes = Stored<S>::page_bytes(shape.page_size * shape.kv_heads, dim);
+      S* at = cache + (page * shape.layers + shape.layer) * bytes;
+      pack_entry(x + shape.heads * dim, x + turned * dim, at, offset, shape);
+    } else {
+      T* keys = cache + ((page * shape.layers + shape.layer) * 2 * shape.page_size + offset) * kv;
+      std::copy_n(x + shape.heads * dim, kv, keys);
+      std::copy_n(x + turned * dim, kv, keys + shape.page_size * kv);
+    }
   });
 }
 
@@ -181,6 +200,8 @@ void activate(const T* x, int64_t rows, int64_t size, Activation kind, bool gate
   template void layer_norm(const T*, int64_t, const float*, const float*, int64_t, int64_t, float, T*);        \
   template void add_rms_norm(T*, const T*, const float*, int64_t, int64_t, float, T*);                         \
   template void rope_and_write(T*, const float*, float, const float*, const int64_t*, T*, const RopeShape&);   \
+  template void rope_and_write(T*, const float*, float, const float*, const int64_t*, e4m3*, const RopeShape&); \
+  template void rope_and_write(T*, const float*, float, const float*, const int64_t*, k8v4*, const RopeShape&); \
   template void activate(const T*, int64_t, int64_t, Activation, bool, T*);
 GAPLESS_FOR(float)
 GAPLESS_FOR(bf16)

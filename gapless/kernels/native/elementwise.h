@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "vec.h"
+#include "fewer_bits.h"
 
 namespace gapless {
 
@@ -28,12 +28,14 @@ struct RopeShape {
   int64_t tokens, heads, kv_heads, dim;
   int64_t angles_stride;
   int64_t layers, page_size, layer;
+  float key_scale = 1, value_scale = 1;  // of a cache of fewer bits
 };
 
-// qkv [tokens, heads + 2 kv_heads, dim] in place; norm [heads + kv_heads, dim] or null; angles [tokens, dim].
-template <typename T>
+// qkv [tokens, heads + 2 kv_heads, dim] in place; norm [heads + kv_heads, dim] or null; angles [tokens, dim]. A cache
+// of fewer bits gets keys, and one of e4m3 values, rounded to T and then divided by their scale.
+template <typename T, typename S>
 void rope_and_write(
-    T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, T* cache, const RopeShape& shape);
+    T* qkv, const float* norm, float eps, const float* angles, const int64_t* slots, S* cache, const RopeShape& shape);
 
 // As `kinds.Activation`.
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU, RELU2 };

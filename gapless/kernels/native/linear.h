@@ -59,22 +59,4 @@ void linear_dots(
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
-// The product of a drafting head, if BYTES_HERE. Weights are bytes, 128 + 127 w / the largest of their column, in tiles
-// of 64 columns (the last one is filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In each
-// group a row of x is rounded likewise, so a large input makes only its neighbors coarse. An output is about a
-// hundredth off, which may cost a draft; half as much is read as in bfloat16.
-constexpr bool BYTES_HERE = GAPLESS_BYTE_DOT;
-constexpr int64_t INPUT_GROUP = 64;
-
-inline int64_t byte_elements(int64_t n, int64_t k) { return round_up(n, TILE) * round_up(k, INPUT_GROUP); }
-
-// `scales` [n rounded up to whole tiles].
-void pack_bytes(const float* weight, int64_t n, int64_t k, uint8_t* packed, float* scales);
-
-// x [m, k] with rows `x_stride` apart; out [m, n].
-template <typename T>
-void linear_bytes(
-    const T* x, int64_t x_stride, int64_t m, const uint8_t* packed, const float* scales, int64_t n, int64_t k,
-    const T* bias, T* out);
-
 }  // namespace gapless

@@ -75,9 +75,35 @@ Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weigh
   return out;
 }
 
-// Whether this is a cache [pages, layers, 2, page_size, kv_heads, dim] that has the layer.
-bool is_cache(const Tensor& cache, int64_t layer) {
-  return cache.dim() == 6 && cache.size(2) == 2 && cache.numel() > 0 && layer >= 0 && layer < cache.size(1);
+// Whether this is a cache of heads of `dim` numbers that has the layer: [pages, layers, 2, page_size, kv_heads, dim],
+// of k8v4 [pages, layers, 1, page_size, kv_heads, dim * 3 / 2 + 4]. Scales [layers, 2] come with fewer bits alone.
+bool is_cache(const Tensor& cache, int64_t layer, const Maybe& scales, int64_t dim) {
+  const bool nibbles = cache.scalar_type() == at::kByte, fewer = nibbles || cache.scalar_type() == at::kFloat8_e4m3fn;
+  return cache.dim() == 6 && cache.size(2) == (nibbles ? 1 : 2) && cache.numel() > 0 && layer >= 0 &&
+         layer < cache.size(1) && cache.size(5) == (nibbles ? dim / 2 * 3 + 4 : dim) && (!nibbles || dim % 2 == 0) &&
+         scales.has_value() == fewer &&
+         (!scales || (scales->is_contiguous() && scales->dim() == 2 && scales->size(0) == cache.size(1) &&
+                      scales->size(1) == 2));
+}
+
+// Calls body(cache) with the pointer of a cache, by what it stores: numbers of T, or fewer bits.
+template <typename T, typename Body>
+void by_stored(const Tensor& cache, const Body& body) {
+  whole(cache);
+  if (cache.scalar_type() == at::kFloat8_e4m3fn) body(static_cast<e4m3*>(cache.mutable_data_ptr()));
+  else if (cache.scalar_type() == at::kByte) body(static_cast<k8v4*>(cache.mutable_data_ptr()));
+  else body(data<T>(cache));
+}
+
+struct Scales {
+  float key = 1, value = 1;
+};
+
+// Values of k8v4 have their own.
+Scales scales_of(const Tensor& cache, int64_t layer, const Maybe& scales) {
+  if (!scales) return {};
+  const float* own = scales->const_data_ptr<float>() + 2 * layer;
+  return {own[0], cache.scalar_type() == at::kByte ? 1 : own[1]};
 }
 
 Tensor angles_op(const Tensor& positions, const Tensor& table) {
@@ -92,10 +118,10 @@ Tensor angles_op(const Tensor& positions, const Tensor& table) {
 
 void rope_and_write_op(
     const Tensor& qkv, const Maybe& norm, double eps, const Tensor& angles, const Tensor& slots, const Tensor& cache,
-    int64_t layer) {
-  whole(qkv), whole(cache);
+    int64_t layer, const Maybe& scales) {
+  whole(qkv);
   fits(
-      qkv.dim() == 3 && is_cache(cache, layer) && qkv.size(2) == cache.size(5) && qkv.size(1) > 2 * cache.size(4) &&
+      qkv.dim() == 3 && is_cache(cache, layer, scales, qkv.size(2)) && qkv.size(1) > 2 * cache.size(4) &&
           angles.dim() == 2 && angles.size(0) == qkv.size(0) && angles.size(1) == qkv.size(2) &&
           qkv.size(2) % 2 == 0 && slots.numel() == qkv.size(0),
       "rope_and_write");
@@ -107,11 +133,15 @@ void rope_and_write_op(
   shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
   shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.angles_stride = row_stride(angles);
   shape.layers = cache.size(1), shape.page_size = cache.size(3), shape.layer = layer;
+  const auto [key_scale, value_scale] = scales_of(cache, layer, scales);
+  shape.key_scale = key_scale, shape.value_scale = value_scale;
   by_dtype(qkv, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    rope_and_write<T>(
-        data<T>(qkv), norm ? data<float>(*norm) : nullptr, float(eps), angles.const_data_ptr<float>(), longs(slots),
-        data<T>(cache), shape);
+    by_stored<T>(cache, [&](auto* stored) {
+      rope_and_write(
+          data<T>(qkv), norm ? data<float>(*norm) : nullptr, float(eps), angles.const_data_ptr<float>(), longs(slots),
+          stored, shape);
+    });
   });
 }
 
@@ -146,10 +176,10 @@ void adapt_op(
 
 // Raises where the queries do not fit the cache, or a row's entries its line of the page table.
 void check_attention(
-    const char* op, const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
-    const Tensor& kv_lens) {
+    const char* op, const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Maybe& scales,
+    const Tensor& rows, const Tensor& kv_lens) {
   fits(
-      q.dim() == 3 && is_cache(cache, layer) && q.size(2) == cache.size(5) && q.size(1) % cache.size(4) == 0 &&
+      q.dim() == 3 && is_cache(cache, layer, scales, q.size(2)) && q.size(1) % cache.size(4) == 0 &&
           table.dim() == 2 && kv_lens.numel() == rows.numel(),
       op);
   const int64_t room = table.size(1) * cache.size(3), *row = longs(rows), *length = longs(kv_lens);
@@ -159,11 +189,14 @@ void check_attention(
         length[i], " entries, and the page table ", table.size(0), " rows of ", room);
 }
 
-template <typename T>
-Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
-  whole(cache);
-  return {data<T>(cache), cache.size(1), cache.size(3), cache.size(4), cache.size(5), layer,
-          table.const_data_ptr<int32_t>(), row_stride(table)};
+// Calls body(Paged) for heads of `dim` numbers of T.
+template <typename T, typename Body>
+void by_pages(const Tensor& cache, const Tensor& table, int64_t layer, int64_t dim, const Body& body) {
+  by_stored<T>(cache, [&](auto* stored) {
+    using S = std::remove_pointer_t<decltype(stored)>;
+    body(Paged<S>{stored, cache.size(1), cache.size(3), cache.size(4), dim, layer, table.const_data_ptr<int32_t>(),
+                  row_stride(table)});
+  });
 }
 
 template <typename T>
@@ -172,27 +205,33 @@ Queries<T> queries(const Tensor& q) {
   return {data<T>(q), q.stride(0), q.size(1)};
 }
 
-// The arguments of a layer's attention with `heads` queries a token, checked.
+// The arguments of a layer's attention with `heads` queries a token, checked. A key's scale multiplies the scores.
 Attend attend_of(
-    const char* op, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks, int64_t heads) {
+    const char* op, const Scales& scales, double scale, int64_t reach, int64_t size, double softcap,
+    const Maybe& sinks, int64_t heads) {
   fits(
       reach >= 0 && reach <= int64_t(Reach::CHUNK) && (size > 0 || reach == int64_t(Reach::CAUSAL)) &&
           scale > 0 && softcap >= 0 && (!sinks || (sinks->is_contiguous() && sinks->numel() == heads)),
       op);
-  return {float(scale), Reach(reach), size, float(softcap), sinks ? sinks->const_data_ptr<float>() : nullptr};
+  const float* logits = sinks ? sinks->const_data_ptr<float>() : nullptr;
+  return {float(scale) * scales.key, Reach(reach), size, float(softcap), logits, scales.value};
 }
 
 Tensor decode_attention_op(
-    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Maybe& scales, const Tensor& rows,
     const Tensor& kv_lens, double scale, int64_t reach, int64_t size, double softcap, const Maybe& sinks) {
-  check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
-  const Attend attend = attend_of("decode_attention", scale, reach, size, softcap, sinks, q.size(1));
-  fits(rows.numel() == q.size(0), "decode_attention");
+  const char* op = "decode_attention";
+  check_attention(op, q, cache, layer, table, scales, rows, kv_lens);
+  const Attend attend =
+      attend_of(op, scales_of(cache, layer, scales), scale, reach, size, softcap, sinks, q.size(1));
+  fits(rows.numel() == q.size(0), op);
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const Batch batch{q.size(0), longs(rows), longs(kv_lens)};
-    decode_attention<T>(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
+    by_pages<T>(cache, table, layer, q.size(2), [&](const auto& kv) {
+      decode_attention(queries<T>(q), batch, kv, attend, data<T>(out));
+    });
   });
   return out;
 }
@@ -200,24 +239,28 @@ Tensor decode_attention_op(
 // INVARIANT: with the bits of decode attention, which faster ways would change.
 template <bool INVARIANT>
 Tensor prefill_attention_op(
-    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
-    const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t size, double softcap,
-    const Maybe& sinks, int64_t) {
-  check_attention("prefill_attention", q, cache, layer, table, rows, kv_lens);
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Maybe& scales, const Tensor& rows,
+    const Tensor& starts, const Tensor& kv_lens, const Maybe& spans, double scale, int64_t reach, int64_t size,
+    double softcap, const Maybe& sinks, int64_t) {
+  const char* op = "prefill_attention";
+  check_attention(op, q, cache, layer, table, scales, rows, kv_lens);
   fits(
       starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0) &&
           (!spans || (spans->dim() == 2 && spans->size(0) == q.size(0) && spans->size(1) == 2)),
-      "prefill_attention");
-  const Attend attend = attend_of("prefill_attention", scale, reach, size, softcap, sinks, q.size(1));
+      op);
+  const Attend attend =
+      attend_of(op, scales_of(cache, layer, scales), scale, reach, size, softcap, sinks, q.size(1));
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    auto* prefill = prefill_attention<T>;
-    if (!INVARIANT && floats_attend<T>(q.size(2))) prefill = prefill_attention_floats<T>;
-    if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
-      if (amx_attends(q.size(2))) prefill = prefill_attention_amx;
     const Batch batch{rows.size(0), longs(rows), longs(kv_lens), longs(starts), spans ? ints(*spans) : nullptr};
-    prefill(queries<T>(q), batch, paged<T>(cache, table, layer), attend, data<T>(out));
+    by_pages<T>(cache, table, layer, q.size(2), [&]<typename S>(const Paged<S>& kv) {
+      auto* prefill = prefill_attention<T, S>;
+      if (!INVARIANT && floats_attend<T>(q.size(2))) prefill = prefill_attention_floats<T, S>;
+      if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
+        if (amx_attends(q.size(2))) prefill = prefill_attention_amx<S>;
+      prefill(queries<T>(q), batch, kv, attend, data<T>(out));
+    });
   });
   return out;
 }
@@ -233,20 +276,20 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("angles(Tensor positions, Tensor table) -> Tensor");
   m.def(
       "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor angles, Tensor slots, Tensor(b!) cache, "
-      "int layer) -> ()");
+      "int layer, Tensor? scales) -> ()");
   m.def("activate(Tensor x, int kind, bool gated) -> Tensor");
   m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
   m.def(
-      "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-      "float scale, int reach=0, int size=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
+      "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor? scales, Tensor rows, "
+      "Tensor kv_lens, float scale, int reach=0, int size=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
   m.def(
-      "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-      "Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, int max_query) "
-      "-> Tensor");
+      "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor? scales, Tensor rows, "
+      "Tensor starts, Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, "
+      "int max_query) -> Tensor");
   m.def(
-      "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-      "Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, int max_query) "
-      "-> Tensor");
+      "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor? scales, Tensor rows, "
+      "Tensor starts, Tensor kv_lens, Tensor? spans, float scale, int reach, int size, float softcap, Tensor? sinks, "
+      "int max_query) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {

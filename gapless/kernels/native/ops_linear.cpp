@@ -1,7 +1,11 @@
 // The operators of products.
 #include <ATen/ops/constant_pad_nd.h>
 
+#include <algorithm>
+#include <array>
+
 #include "amx.h"
+#include "bytes.h"
 #include "linear.h"
 #include "ops.h"
 #include "parallel.h"
@@ -72,34 +76,110 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& 
   return out;
 }
 
-std::tuple<Tensor, Tensor> linear_pack_bytes(const Tensor& weight) {
-  TORCH_CHECK(BYTES_HERE, "gapless: this processor has no dot product of bytes");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack_bytes wants a contiguous matrix");
-  int64_t n = weight.size(0), k = weight.size(1);
-  Tensor packed = at::empty({byte_elements(n, k)}, weight.options().dtype(at::kByte));
-  Tensor scales = at::empty({round_up(n, TILE)}, weight.options());
-  pack_bytes(data<float>(weight), n, k, data<uint8_t>(packed), data<float>(scales));
-  return {packed, scales};
+// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room for
+// all of them: a copy of another weight of the shape fits. What is not used of it is never touched.
+enum Packing : uint8_t { NIBBLES = 1, NARROW = 2, ZEROS = 4 };
+constexpr int64_t FRONT = 64;
+
+ByteForm byte_form(int64_t n, int64_t k, int64_t group, int packing) {
+  return {n, k, group, bool(packing & NIBBLES), bool(packing & NARROW), bool(packing & ZEROS)};
 }
 
-Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, const Tensor& scales, int64_t n, const Maybe& bias) {
-  TORCH_CHECK(BYTES_HERE, "gapless: this processor has no dot product of bytes");
-  int64_t stride = row_stride(x), m = x.size(0), k = x.size(1);
-  fits(
-      packed.numel() == byte_elements(n, k) && scales.numel() == round_up(n, TILE) && fits_bias(bias, n),
-      "linear_bytes");
-  Tensor out = at::empty({m, n}, x.options());
+int64_t room(int64_t n, int64_t k, int64_t group, int packing) {
+  const ByteForm most = byte_form(n, k, group, packing & NIBBLES ? NIBBLES | ZEROS : 0);
+  return FRONT + most.tiles() * most.tile();
+}
+
+ByteForm form_of(const Tensor& packed, int64_t n, int64_t k, int64_t group) {
+  fits(packed.numel() > FRONT, "bytes");
+  const int packing = *packed.const_data_ptr<uint8_t>();
+  fits(packed.numel() == room(n, k, group, packing), "bytes");
+  return byte_form(n, k, group, packing);
+}
+
+// Whether float16 holds each of them.
+bool are_narrow(const Tensor& scales) {
+  const float* values = data<float>(scales);
+  return std::all_of(values, values + scales.numel(), [](float scale) {
+    f16 half;
+    assign(half, scale);
+    return bits_of<uint32_t>(to_float(half)) == bits_of<uint32_t>(scale);
+  });
+}
+
+int packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
+  const bool nibbles = weight.scalar_type() == at::kByte;
+  bool own = false;
+  if (zeros) {
+    whole(*zeros);
+    const uint8_t* values = data<uint8_t>(*zeros);
+    own = std::any_of(values, values + zeros->numel(), [](uint8_t zero) { return zero != MIDDLE_NIBBLE; });
+  }
+  return (nibbles ? NIBBLES : 0) | (group && are_narrow(scales) ? NARROW : 0) | (own ? ZEROS : 0);
+}
+
+Tensor linear_pack_bytes(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
+  whole(weight), whole(scales);
+  const bool nibbles = weight.scalar_type() == at::kByte;
+  TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8, or nibbles in uint8");
+  fits(weight.dim() == 2 && scales.dim() == 2 && group >= 0 && group % 32 == 0 && nibbles == zeros.has_value(),
+       "linear_pack_bytes");
+  const int64_t n = weight.size(0), k = weight.size(1) * (nibbles ? 2 : 1), groups = group ? (k + group - 1) / group : 1;
+  const std::array<int64_t, 2> sizes{n, groups};
+  fits(k > 0 && (!nibbles || k % 32 == 0) && scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes()),
+       "linear_pack_bytes");
+  const int packing = packing_of(weight, scales, zeros, group);
+  Tensor packed = at::empty({room(n, k, group, packing)}, weight.options().dtype(at::kByte));
+  uint8_t* to = data<uint8_t>(packed);
+  *to = uint8_t(packing);
+  pack_bytes(
+      byte_form(n, k, group, packing), static_cast<const uint8_t*>(weight.const_data_ptr()), data<float>(scales),
+      zeros ? data<uint8_t>(*zeros) : nullptr, to + FRONT);
+  return packed;
+}
+
+void linear_bytes_to(
+    const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias, const Tensor& out) {
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear_bytes wants a matrix with columns");
+  const ByteForm form = form_of(packed, n, x.size(1), group);
+  fits(fits_bias(bias, n), "linear_bytes");
+  TORCH_CHECK(
+      out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
+      "gapless: linear_bytes_to another shape or dtype");
+  const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    const T* shift = bias ? data<T>(*bias) : nullptr;
-    linear_bytes(data<T>(x), stride, m, data<uint8_t>(packed), data<float>(scales), n, k, shift, data<T>(out));
+    linear_bytes(
+        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT, bias ? data<T>(*bias) : nullptr,
+        data<T>(out), amx_missing().empty());
+  });
+}
+
+Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias) {
+  Tensor out = at::empty({x.size(0), n}, x.options());
+  linear_bytes_to(x, packed, n, group, bias, out);
+  return out;
+}
+
+void are_rows(const Tensor& ids, int64_t n) {
+  for (int64_t i = 0; i < ids.size(0); i++)
+    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
+}
+
+Tensor embedding_bytes(
+    const Tensor& ids, const Tensor& packed, int64_t n, int64_t k, int64_t group, at::ScalarType dtype) {
+  are_rows(ids, n);
+  const ByteForm form = form_of(packed, n, k, group);
+  Tensor out = at::empty({ids.size(0), k}, packed.options().dtype(dtype));
+  by_dtype(out, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    unpack_byte_rows(form, data<uint8_t>(packed) + FRONT, longs(ids), ids.size(0), data<T>(out));
   });
   return out;
 }
 
 Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
-  for (int64_t i = 0; i < ids.size(0); i++)
-    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
+  are_rows(ids, n);
   Tensor out = at::empty({ids.size(0), k}, packed.options());
   by_dtype(packed, [&](auto* t) {
     using W = std::remove_pointer_t<decltype(t)>;
@@ -120,9 +200,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_pack(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias, int path) -> Tensor");
   m.def("linear_to(Tensor x, Tensor packed, int n, Tensor? bias, int path, Tensor(a!) out) -> ()");
-  m.def("has_byte_dot() -> bool", [] { return BYTES_HERE; });
-  m.def("linear_pack_bytes(Tensor weight) -> (Tensor, Tensor)");
-  m.def("linear_bytes(Tensor x, Tensor packed, Tensor scales, int n, Tensor? bias) -> Tensor");
+  m.def("linear_pack_bytes(Tensor weight, Tensor scales, Tensor? zeros, int group) -> Tensor");
+  m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
+  m.def("linear_bytes_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
+  m.def("embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, ScalarType dtype) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
 }
 
@@ -132,6 +213,8 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_to", linear_to);
   m.impl("linear_pack_bytes", linear_pack_bytes);
   m.impl("linear_bytes", linear_bytes_op);
+  m.impl("linear_bytes_to", linear_bytes_to);
+  m.impl("embedding_bytes", embedding_bytes);
   m.impl("embedding_packed", embedding_packed);
 }
 

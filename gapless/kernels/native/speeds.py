@@ -59,7 +59,7 @@ def _attention(dtype: torch.dtype) -> Callable[[], object]:
     table = torch.arange(pages, dtype=torch.int32)[None]
     row, starts, lens = torch.tensor([0]), torch.tensor([0, PROMPT]), torch.tensor([PROMPT])
     attend = torch.ops.gapless.prefill_attention.default
-    return lambda: attend(q, cache, 0, table, row, starts, lens, None, *Attend(ATTENTION_DIM**-0.5), PROMPT)
+    return lambda: attend(q, cache, 0, table, None, row, starts, lens, None, *Attend(ATTENTION_DIM**-0.5), PROMPT)
 
 
 def _seconds(call: Callable[[], object]) -> float:

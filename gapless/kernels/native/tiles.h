@@ -8,7 +8,8 @@
 
 #include "vec.h"
 
-#if GAPLESS_BF16_DOT && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if GAPLESS_BF16_DOT && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && \
+    defined(__linux__)
 #define GAPLESS_AMX 1
 #else
 #define GAPLESS_AMX 0
@@ -52,6 +53,12 @@ inline void tile_store(void* to, int64_t stride) {
 template <int SUMS, int X, int WEIGHT>
 inline void tile_multiply() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(X), "i"(WEIGHT));
+}
+
+// The same of bytes, signed ones of x and unsigned ones of the weight, in whole numbers (TDPBSUD).
+template <int SUMS, int X, int WEIGHT>
+inline void tile_multiply_bytes() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(X), "i"(WEIGHT));
 }
 
 }  // namespace gapless

@@ -37,11 +37,6 @@
 #else
 #define GAPLESS_NEON_BF16 0
 #endif
-#if GAPLESS_BYTES == 32 || (defined(__AVX512VNNI__) && GAPLESS_AVX512) || defined(__ARM_FEATURE_DOTPROD)
-#define GAPLESS_BYTE_DOT 1
-#else
-#define GAPLESS_BYTE_DOT 0
-#endif
 
 namespace gapless {
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from copy import copy
 from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
+from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.attention import AttentionPlan
@@ -29,23 +31,26 @@ class PageShare(NamedTuple):
     """Layers of the model's shape that a page has beside the model's own"""
     first: int
     """The draft model's first layer, in a page seen as layers of its shape"""
-    kv_heads: int
-    head_dim: int
+    kv: KVLayout
+    """Its layer"""
 
     @classmethod
-    def of(cls, model: ModelConfig, draft: ModelConfig) -> PageShare:
+    def of(cls, model: ModelConfig, draft: ModelConfig, kind: KVFormat = KVFormat.AUTO) -> PageShare:
         """Share pages between two models. A page is whole layers of either shape, so up to a few may be unused."""
-        large, small = model.spec.layer.attention, draft.spec.layer.attention
-        width, own = large.kv_heads * large.head_dim, small.kv_heads * small.head_dim
+        large, small = (
+            KVLayout(kind, at.kv_heads, at.head_dim, torch.float32)
+            for at in (model.spec.layer.attention, draft.spec.layer.attention)
+        )
+        width, own = large.entry_bytes, small.entry_bytes
         layers, first = len(model.spec.layers), -(-len(model.spec.layers) * width // own)
         whole = math.lcm(width, own)
         page = -(-(first + len(draft.spec.layers)) * own // whole) * whole
-        return cls(page // width - layers, first, small.kv_heads, small.head_dim)
+        return cls(page // width - layers, first, small)
 
-    def view(self, cache: KVCache) -> KVCache:
-        """Return the whole memory as layers of the draft model's shape."""
+    def view(self, cache: KVCache, scales: Tensor | None = None) -> KVCache:
+        """Return the whole memory as layers of the draft model's shape, with its scales."""
         pages, _, _, page_size = cache.data.shape[:4]
-        return KVCache(cache.data.view(pages, -1, 2, page_size, self.kv_heads, self.head_dim))
+        return KVCache(cache.data.view(self.kv.shape(pages, -1, page_size)), scales=scales)
 
 
 class DraftModel:

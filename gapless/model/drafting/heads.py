@@ -81,7 +81,7 @@ class HeadLayer:
 
     def _ops(self, x: Tensor, tokens: PlaceTokens, kv: KV) -> SeparateOps:
         batch = RowBatch(tokens.rows, tokens.kv_lens)
-        rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table)
+        rows = LayerRows(tokens.slots, batch, kv.cache, kv.page_table, scales=kv.scales)
 
         def attention(q: Tensor, layer: int, attend: Attend) -> Tensor:
             return self.kernels.decode_attention(q, kv, batch, attend)
@@ -127,7 +127,7 @@ class RecurrentHead:
         )
         hidden = self.model.forward(inputs, plan, cache, states)
         fused = self.layer.fuse(states.states if taps else hidden)
-        kv = KV(cache.data, self.kv_layer, inputs.page_table)
+        kv = KV(cache.data, self.kv_layer, inputs.page_table, cache.scales)
         if inputs.starts is None:
             self._follow(inputs, fused, kv)
         else:
@@ -136,7 +136,7 @@ class RecurrentHead:
 
     def _draft(self, inputs: StepInputs, count: int, tables: Tables, cache: KVCache) -> None:
         """Write drafts to the inputs of places after the first, of `count` tokens in all, and to the rows' history."""
-        tokens, kv = PlaceTokens.of(inputs).up_to(count), KV(cache.data, self.kv_layer, inputs.page_table)
+        tokens, kv = PlaceTokens.of(inputs).up_to(count), KV(cache.data, self.kv_layer, inputs.page_table, cache.scales)
         places = tokens.split(inputs.places)
         kernels = self.model.kernels
         draws = Draws(kernels, places[0].rows, tables, self.model.vocab_size, self.layer.tokens)

@@ -1,12 +1,18 @@
-"""Dense checkpoints whose layers are rounded to nearest at load: `--quantization`."""
+"""Dense checkpoints whose layers are rounded to nearest at load: `--quantization`. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
 from gapless.base.errors import ConfigError
 from gapless.kernels.kinds import BLOCK, WeightKind, WeightLayout
-from gapless.kernels.matrix import round_to
 from gapless.model.formats.seam import Stored, StoredWeight
 from gapless.model.quantization import ROUNDED, Quantization
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RoundedFormat:
@@ -22,9 +28,13 @@ class RoundedFormat:
         if layout is None:
             rule = f"int4 stores blocks of {BLOCK} inputs, and {module} has {inputs}: use int8"
             raise ConfigError(f"quantization: {rule}")
-        return StoredWeight(
-            layout, {"weight": Stored((outputs, inputs))}, lambda found: round_to(layout, found["weight"])
-        )
+        return StoredWeight(layout, {"weight": Stored((outputs, inputs))}, partial(_read, layout))
+
+
+def _read(layout: WeightLayout, found: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    from gapless.kernels.matrix import round_to
+
+    return round_to(layout, found["weight"])
 
 
 def rounded_layout(kind: WeightKind, inputs: int) -> WeightLayout | None:
