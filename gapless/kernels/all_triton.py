@@ -27,6 +27,7 @@ from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
+from gapless.kernels.stream import STREAM_ROWS
 from gapless.kernels.suffixes_triton import recall, remember
 
 TRITON_KERNELS = Kernels(
@@ -60,7 +61,7 @@ TRITON_KERNELS = Kernels(
 )
 HALF_KERNELS = TRITON_KERNELS._replace(
     products={WeightKind.DENSE: FewRowsLinear, **CODED_PRODUCTS},
-    ways=(FEW_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS, CODED_ROWS),
+    ways=(FEW_ROWS, STREAM_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS, CODED_ROWS),
 )
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = TRITON_KERNELS._replace(
