@@ -114,6 +114,7 @@ def launch_codes(
     zero = codes if zero is None else zero
     grid = triton.cdiv(columns, tiles.columns)
     if isinstance(tiles, RowTiles):
+        assert x.element_size() == 2
         grid = triton.cdiv(grid, tiles.each)
         splits = triton.cdiv(codes.shape[1], tiles.chunks * CHUNK_BYTES)
     else:
