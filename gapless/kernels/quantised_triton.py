@@ -125,14 +125,15 @@ def quantised_row_kernel(
     GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
     split = tl.program_id(1)
     at = split * CHUNKS + tl.arange(0, CHUNKS)
-    block = tl.program_id(0) * EACH
+    # Together programs read one range of the weight after the other: ranges of their own would share memory channels.
+    block, step = tl.program_id(0), tl.num_programs(0)
     row, inside = weight_rows(block, N, BLOCK_N, GATED)
     words = _words(weight, row, inside, at, COUNT, WORDS)
     if EARLY:
         cuda.gdc_launch_dependents()
         if CHUNKS >= 8:
             for turn in tl.static_range(1, ASKED):
-                further, _ = weight_rows(block + (turn if turn < EACH else EACH - 1), N, BLOCK_N, GATED)
+                further, _ = weight_rows(block + (turn if turn < EACH else EACH - 1) * step, N, BLOCK_N, GATED)
                 line = tl.minimum(split * CHUNKS + tl.arange(0, CHUNKS // 8) * 8, COUNT - 1) * 4
                 prefetch(weight + tl.minimum(further, N - 1).to(tl.int64)[:, None] * WORDS + line[None, :])
         cuda.gdc_wait()
@@ -142,8 +143,8 @@ def quantised_row_kernel(
         all_x += values[code]
     all_x = tl.sum(all_x, axis=1)
     for turn in range(EACH):
-        row, inside = weight_rows(block + turn, N, BLOCK_N, GATED)
-        further, more = weight_rows(block + turn + 1, N, BLOCK_N, GATED)
+        row, inside = weight_rows(block + turn * step, N, BLOCK_N, GATED)
+        further, more = weight_rows(block + (turn + 1) * step, N, BLOCK_N, GATED)
         ahead = _words(weight, further, more & (further * 0 + turn + 1 < EACH), at, COUNT, WORDS)
         found = tl.zeros([BLOCK_N, CHUNKS, 4], tl.float32)
         for code in tl.static_range(8 if KIND == INT4 else 4):
@@ -162,7 +163,7 @@ def quantised_row_kernel(
         if GROUP == 0:
             total *= tl.load(scale + row, mask=inside, other=0.0)
         if SPLITS == 1:
-            _store(total[None, :], bias, out, block + turn, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+            _store(total[None, :], bias, out, block + turn * step, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
         else:
             tl.store(parts + split * N + row, total, mask=inside)
         words = ahead
@@ -173,12 +174,12 @@ def quantised_row_kernel(
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(counter, 0)
             for turn in range(EACH):
-                row, inside = weight_rows(block + turn, N, BLOCK_N, GATED)
+                row, inside = weight_rows(block + turn * step, N, BLOCK_N, GATED)
                 total = tl.zeros([BLOCK_N], tl.float32)
                 for part in tl.static_range(SPLITS):
                     # Past the first-level cache: other programs wrote these.
                     total += tl.load(parts + part * N + row, mask=inside, other=0.0, cache_modifier=".cg")
-                _store(total[None, :], bias, out, block + turn, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+                _store(total[None, :], bias, out, block + turn * step, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
 @triton.jit
