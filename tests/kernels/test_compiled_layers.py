@@ -224,7 +224,7 @@ class InvariantAttention(NamedTuple):
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
             "LEAST": invariant_attention_triton.LEAST_IN_SEGMENT, "MOST": invariant_attention_triton.MOST_SEGMENTS,
-            **self.kind.constants,
+            "scales": None, **self.kind.constants,
         }  # fmt: skip
         known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= (
@@ -308,6 +308,8 @@ class Attention(NamedTuple):
     many: bool = False
     split: bool = False
     kind: Kind = Kind()
+    kv: str = ""
+    """Triton's type of a memory in fewer bits"""
 
     def build(self, capability: int) -> aot.Resources:
         kernel = getattr(attention_triton, f"{self.kernel}_kernel")
@@ -330,13 +332,15 @@ class Attention(NamedTuple):
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
             "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split, **self.kind.constants,
+            **({} if self.kv else {"scales": None}),
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
         known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32", "spans": "*i32"}
         known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
-        known |= dict.fromkeys(("partial", "logs", "sinks"), "*fp32")
+        known |= dict.fromkeys(("partial", "logs", "sinks", "scales"), "*fp32")
+        known |= {"cache": f"*{self.kv}"} if self.kv else {}
         return known.get(name, "i32")
 
 
@@ -354,6 +358,7 @@ SHARING = (
 MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
+FEWER_BITS = [one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)]
 ASKED = [
     *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
@@ -375,6 +380,7 @@ FITS = [
     *((one, gpu, 0) for one in (LONG._replace(group=7), DECODE._replace(dim=256)) for gpu in (86, 120)),
     *((PREFILL._replace(dim=256), gpu, IN_MEMORY) for gpu in (86, 120)),
     *((one, 90, IN_LOOPS) for one in ASKED),
+    *((one, 90, 0) for one in FEWER_BITS),
     *((one._replace(kind=kind), 100, IN_LOOPS) for one, kind in ((LONG, EVERYTHING), (PREFILL, GEMMA2))),
 ]
 
