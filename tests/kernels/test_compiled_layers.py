@@ -358,7 +358,9 @@ SHARING = (
 MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
-FEWER_BITS = [one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)]
+FEWER_BITS = [
+    one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)
+]
 ASKED = [
     *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
