@@ -200,6 +200,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         tiers=tuple(loaded.tiers.kinds),
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=longest,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
 
 
