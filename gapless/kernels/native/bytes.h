@@ -77,9 +77,7 @@ void linear_bytes(
     bool amx);
 
 // The sum of a unit, times its scales, added to what was found before. Every way computes it here.
-inline Floats add_unit(Floats found, Ints sums, Floats scale, float x_scale) {
-  return found + __builtin_convertvector(sums, Floats) * scale * x_scale;
-}
+inline Floats add_unit(Floats found, Floats sums, Floats scale, float x_scale) { return found + sums * scale * x_scale; }
 
 // Whole numbers of 16 bits times one.
 inline Ints times(Ints a, int32_t b) {
