@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import torch
 
 from gapless.base.progress import in_bytes
 from gapless.kernels.kinds import Reach
+from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.model.config import ModelConfig
+from gapless.model.formats import layouts_of
 from gapless.model.registry import Impl
 from gapless.model.spec import LayerSpec, ModelSpec
 
@@ -25,7 +29,11 @@ def rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
         return
     kinds = Counter(map(layer_kind, model.spec.layers))
     yield "layers", f"{len(model.spec.layers)}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    yield from _sizes(model, kv_bytes(model.spec) * ITEM_BYTES[model.dtype])
+    yield from _sizes(model, kv_bytes(model.spec))
+    if model.quantization:
+        counts = [f"{count} products {layout}" + f" ({why})" * bool(why)
+                  for (layout, why), count in layouts_of(model).items()]  # fmt: skip
+        yield "weights", f"{model.quantization}: {', '.join(counts)}; embedding and head in {model.dtype}"
     yield from _kernels(model.spec)
     modules = {module.rpartition(".")[2] for name in ("qkv", "output", "gate_up", "down")
                for module in model.names.modules(name)}  # fmt: skip
@@ -44,17 +52,20 @@ def layer_kind(layer: LayerSpec) -> str:
     return " ".join((reach, f"({', '.join(special)})")) if special else reach
 
 
-def kv_bytes(spec: ModelSpec) -> int:
-    """Return the numbers of keys and values that a token has in all layers."""
-    return sum(2 * layer.attention.kv_heads * layer.attention.head_dim for layer in spec.layers)
+def kv_bytes(spec: ModelSpec) -> dict[KVFormat, int]:
+    """Return the bytes of keys and values that a token has in all layers, by format; auto's for a dtype of one byte."""
+    sizes = [(layer.attention.kv_heads, layer.attention.head_dim) for layer in spec.layers]
+    return {kind: sum(KVLayout(kind, *size, torch.uint8).entry_bytes for size in sizes) for kind in KVFormat}
 
 
-def _sizes(model: ModelConfig, kv: int) -> Iterator[tuple[str, str]]:
+def _sizes(model: ModelConfig, kv: Mapping[KVFormat, int]) -> Iterator[tuple[str, str]]:
     count = model.sizes.parameters
     yield "parameters", f"{count / 1e6:,.1f} million, {in_bytes(count * ITEM_BYTES[model.dtype])} in {model.dtype}"
     if kv:
-        yield "KV", f"{kv:,} bytes a token in {model.dtype}, {in_bytes(kv * model.max_position_embeddings)} for " \
-            f"{model.max_position_embeddings:,} tokens"  # fmt: skip
+        auto, fp8, k8v4 = kv[KVFormat.AUTO] * ITEM_BYTES[model.dtype], kv[KVFormat.FP8], kv[KVFormat.K8V4]
+        longest = model.max_position_embeddings
+        whole = f"{auto:,} bytes a token in {model.dtype}, {in_bytes(auto * longest)} for {longest:,} tokens"
+        yield "KV", f"{whole}; {fp8:,} bytes with --kv-cache-dtype fp8, {k8v4:,} with k8v4"
 
 
 def _kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:
@@ -75,7 +86,10 @@ def _transformers(model: ModelConfig) -> Iterator[tuple[str, str]]:
     made, _ = class_of(model.files[0])
     yield "class", f"transformers.{made.__name__}, with our attention, products and RMSNorms"
     yield "layers", str(model.sizes.layers)
-    yield from _sizes(model, 0)
+    yield from _sizes(model, {})
+    if model.quantization:
+        kept = "linear layers as they are stored, all else multiplied out"
+        yield "weights", f"{model.quantization}: {kept} to {model.dtype}"
     yield "works", f"{WORKS}, {HISTORIES}"
     yield "refused", "LoRA, EAGLE-3, MTP, a draft model, /update_weights_from_disk, --batch-invariant"
     yield "check", "each start compares its logits with the class's own eager attention, and refuses a difference"

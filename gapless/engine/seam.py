@@ -44,6 +44,8 @@ class EngineInfo(NamedTuple):
     """Kinds of the tiers below the host tier, in order"""
     kv_bytes: int = 0
     """Memory of the KV pages on the device"""
+    kv_cache_dtype: str = "auto"
+    """The pages' format; auto: `dtype`"""
 
 
 class AdapterChange(NamedTuple):

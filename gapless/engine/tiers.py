@@ -68,7 +68,7 @@ class EngineTiers:
         head, kv = config.speculation.in_pages if config.speculation else "", getattr(model, "kv_origin", "auto")
         if not self.kinds:
             length = model_length(config, model_config)
-            what = f"{model_config.impl}|{length}|{model.dtype}|{config.batch_invariant}"
+            what = f"{model_config.impl}|{length}|{model.dtype}|{config.batch_invariant}|{config.quantization}"
             name = f"{config.model}|{config.load_format}|{config.base_seed}|{what}"
             return "|".join([name, *[head] * bool(head), *[kv] * (kv != "auto")])
         before = self._weights

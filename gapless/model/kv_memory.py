@@ -58,7 +58,7 @@ def store_kv(model: Any, kind: KVFormat, page_size: int, scales: Tensor | None =
         return
     model.kv._replace(format=kind).layer_bytes(page_size)
     model.kv_measured = scales is None
-    own = measured(model) if scales is None else scales
+    own = measured(model) if scales is None else scales.to(model.device)
     first = first_layer(model)
     model.kv_scales = own.new_ones(first + model.cache_layers, 2)
     model.kv_scales[first : first + len(own)] = own
@@ -66,10 +66,12 @@ def store_kv(model: Any, kind: KVFormat, page_size: int, scales: Tensor | None =
     model.kv_origin = f"{kind} {sha256(model.kv_scales.cpu().numpy().tobytes()).hexdigest()[:16]}"
 
 
-def measure_again(model: Any) -> None:
-    """Measure the scales of a model whose weights are new, in place and without waiting for the device."""
-    if model.kv_measured:
-        own, first = measured(model), first_layer(model)
+def renew_scales(model: Any, scales: Tensor | None) -> None:
+    """Replace the scales of a model whose weights are new, in place, by these or by measured ones. Waits for no
+    device."""
+    if model.kv_scales is not None:
+        own, first = measured(model) if scales is None else scales, first_layer(model)
+        model.kv_measured = scales is None
         model.kv_scales[first : first + len(own)] = own
 
 

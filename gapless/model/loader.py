@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
-from gapless.base.errors import ConfigError
+from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.progress import announce
 from gapless.kernels import plain
 from gapless.kernels.kv import KVFormat
@@ -22,6 +23,8 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
+from gapless.model.formats import format_of, layouts_of
+from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.kv_memory import store_kv
 from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate
@@ -57,11 +60,14 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
+    for (_, why), many in layouts_of(model).items():
+        if why:
+            announce(f"{many} products are multiplied out to {dtype_of(config, model)}: {why}")
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
     made: Decoder = make(model, params, length, kernels, tables, spare)
-    store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size)
+    store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size, params.kv_scales)
     for layout, kind in sorted(made.layouts):
         if kind is not layout.kind:
             announce(f"weights in {layout} are multiplied out to {made.dtype}: {kernels.name} kernels have no product")
@@ -75,7 +81,6 @@ def _by_transformers(
     in_pages = config.speculation and config.speculation.in_pages
     for name, asked, why in (
         ("lora_modules", config.lora_modules or config.lora_dir, "it applies no adapters"),
-        ("quantization", model.quantization, "its weights are plain ones"),
         ("batch_invariant", config.batch_invariant, "its operations may depend on their batch"),
         ("speculative_config", in_pages, "only drafts from histories work with it: ngram or suffix"),
     ):
@@ -83,8 +88,10 @@ def _by_transformers(
             raise ConfigError(f"{name}: {model.architecture} is computed by the Transformers backend; {why}")
     from gapless.model.transformers_load import load  # imports transformers, which native models do not need
 
+    stored = model.quantization
+    form = RoundedFormat(stored, "") if stored and stored.at_load else format_of(model)
     dummy = config.base_seed if config.load_format == "dummy" else None
-    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy)
+    made = load(directory, dtype_of(config, model), device, kernels, model_length(config, model), dummy, form)
     made.config = model
     store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size)
     return made
@@ -101,14 +108,28 @@ def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelC
     if config.load_format == "dummy":
         announce("making dummy weights")
         fill_dummy(params, config.base_seed)
+        params = params._replace(kv_scales=None)
     else:
-        read_params(params, directory, model)
+        params = read_params(params, directory, model)
     return params
 
 
-def read_params(params: Params, directory: Path, model: ModelConfig) -> None:
-    """Fill `params` from a checkpoint. Raises CheckpointError naming the file and the tensor."""
+def read_params(params: Params, directory: Path, model: ModelConfig) -> Params:
+    """Fill `params` from a checkpoint, and return them. Raises CheckpointError naming the file and the tensor."""
     load_weights(directory, slots(model, params), of_mtp_layers(tensor_names(directory)), model.names)
+    return params._replace(kv_scales=_given_scales(params, directory))
+
+
+def _given_scales(params: Params, directory: Path) -> Tensor | None:
+    """Return the scales of keys and values that a checkpoint has. Raises CheckpointError."""
+    scales = params.kv_scales
+    if scales is None or not scales.any():
+        return None
+    if not bool((scales > 0).all() and scales.isfinite().all()):
+        layer = int((~((scales > 0) & scales.isfinite())).any(1).nonzero()[0])
+        pair = scales[layer].tolist()
+        raise CheckpointError(f"{directory}: k_scale and v_scale of layer {layer} must be numbers above 0, got {pair}")
+    return scales
 
 
 def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
@@ -152,8 +173,8 @@ def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftM
         )
     share = PageShare.of(model.config, small, model.kv.format)
     make = family_of(small.architecture).model or Decoder
-    draft = make(small, params, model.max_model_len, model.kernels, first_layer=share.first)
-    store_kv(draft, model.kv.format, config.block_size)
+    draft = make(small, params, model.max_model_len, model.kernels, spare_layers=share.unused, first_layer=share.first)
+    store_kv(draft, model.kv.format, config.block_size, params.kv_scales)
     return DraftModel(draft, model, model.kernels, partial(share.view, scales=draft.kv_scales))
 
 

@@ -25,11 +25,13 @@ from gapless.model.decoder import Decoder
 from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.fields import Fields
+from gapless.model.formats import format_of
 from gapless.model.params import allocate
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check
 from gapless.model.slots import slots
 from gapless.model.spec import LayerSpec
-from gapless.model.weights import load_weights, mapped_tensors, own_head, tensor_names
+from gapless.model.transformers_weights import wide_tensors
+from gapless.model.weights import load_weights, own_head, tensor_names
 
 HOST = torch.device("cpu")
 
@@ -90,7 +92,8 @@ def _reference(
     shrink(config, len(model.spec.layers), len(small.spec.layers), SMALL_WINDOW)
     config.tie_word_embeddings = model.spec.tied
     config._attn_implementation = "eager"
-    tensors = {name: tensor for _, name, tensor in mapped_tensors(directory) if name not in rest}
+    found = wide_tensors(directory, format_of(model), torch.float32).tensors
+    tensors = {name: tensor for name, tensor in found.items() if name not in rest}
     with silent(), torch.no_grad():
         net, found = made.from_pretrained(
             None, config=config, state_dict=tensors, dtype=torch.float32, local_files_only=True,

@@ -64,6 +64,9 @@ class Params(NamedTuple):
     """[vocab, hidden]"""
     positions: Tensor | None = None
     """[positions, hidden] learned embeddings of positions"""
+    kv_scales: Tensor | None = None
+    """float32 [layers, 2] on the host: scales of keys and values in 8 bits, which a quantised checkpoint may have; 0
+    for none, and None once read if it has none"""
 
 
 class _Maker(NamedTuple):
@@ -116,7 +119,9 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
     assert norm is not None
     head = embedding if spec.tied else torch.empty_like(embedding)
     positions = make.tensor(spec.positions, spec.hidden_size) if spec.positions else None
-    return Params(embedding, layers, norm, head, positions)
+    asked = config.quantization
+    scales = None if asked is None or asked.at_load else torch.zeros(len(layers), 2)
+    return Params(embedding, layers, norm, head, positions, scales)
 
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, prefix: str) -> Layer:

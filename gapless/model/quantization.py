@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,17 @@ ROUNDED = {"fp8": 0, "int8": 0, "int4": 128}
 """Kinds that `--quantization` rounds a dense checkpoint to, with the most inputs of a group; 0: a whole row"""
 AS_IT_IS = ("auto", "none")
 _CALIBRATION = """
-    act_group_aware damp_auto_increment damp_percent dataset desc_act_calibration failsafe gptaq gptaq_alpha
-    lm_head_calibration max_input_length mock_quantization mse observer quantizer seed static_groups tokenizer
+    act_group_aware damp_auto_increment damp_percent dataset device failsafe gptaq gptaq_alpha max_input_length
+    mock_quantization mse observer offload_to_disk offload_to_disk_path quantizer seed static_groups tokenizer
     true_sequential uri vram_strategy
 """
 _PROGRAMS = """
-    backend batch_size block_name_to_quantize cache_block_outputs cache_examples_on_gpu dequantize
-    disable_exllama do_fuse exllama_config fuse_max_seq_len model_file_base_name model_name_or_path model_seqlen
-    modules_to_fuse module_name_preceding_first_block pad_token_id run_compressed use_cpu_for_hessian use_cuda_fp16
+    backend batch_size block_name_to_quantize cache_block_outputs cache_examples_on_gpu dequantize disable_exllama
+    do_fuse exllama_config fuse_max_seq_len model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_to_fuse pad_token_id run_compressed use_cpu_for_hessian use_cuda_fp16
     use_exllama
 """
-_LABELS = "_load_as_8bit global_compression_ratio meta quant_method quantization_status version_of_tool"
+_LABELS = "global_compression_ratio meta quant_method quantization_status"
 CHANGES_NOTHING: dict[str, str] = {
     **dict.fromkeys(_CALIBRATION.split(), "it was of use when the weights were rounded"),
     **dict.fromkeys(_PROGRAMS.split(), "it chooses among kernels or memory of other programs"),
@@ -45,7 +45,7 @@ class Quantization:
     """The checkpoint's quant_method, or a kind of ROUNDED"""
     values: Mapping[str, Any]
     """The checkpoint's quantization_config"""
-    path: str = ""
+    path: str = field(default="", repr=False, compare=False)
     """The file that has it, for errors"""
     at_load: bool = False
     """Whether a dense checkpoint is rounded at load"""

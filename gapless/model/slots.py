@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,9 @@ class Slot(NamedTuple):
     """The tensor's shape in the checkpoint"""
     arrange: Callable[[Tensor], Tensor] | None = None
     """Makes the contents of `target` of it; None if they are a copy, or repeat it"""
+    optional: bool = False
+    others: tuple[tuple[int, ...], ...] = ()
+    """Other shapes that it may have"""
 
     @classmethod
     def of(cls, target: Tensor) -> Slot:
@@ -44,16 +48,8 @@ class Slot(NamedTuple):
         return WHOLE.get(self.target.dtype, FLOATS)
 
     @property
-    def optional(self) -> bool:
-        return False
-
-    @property
     def part(self) -> None:
         return None
-
-    @property
-    def others(self) -> tuple[tuple[int, ...], ...]:
-        return ()
 
     def fill(self, read: Tensor) -> None:
         self.target.copy_(read if self.arrange is None else self.arrange(read))
@@ -126,8 +122,22 @@ def slots(config: ModelConfig, params: Params) -> dict[str, TensorSlot]:
         found[f"{names.positions}.weight"] = Slot.of(params.positions)
     if not spec.tied:
         found |= plain_slots(form, names.head, params.head)
+    if params.kv_scales is not None:
+        found |= _kv_scale_slots(names, params.kv_scales)
     for i, layer in enumerate(params.layers):
         found |= _layer_slots(_Read(config, form, spec.layers[i], names.layer.format(i)), layer)
+    return found
+
+
+def _kv_scale_slots(names: TensorNames, scales: Tensor) -> dict[str, TensorSlot]:
+    """Return the slots of the scales of keys and values, [layers, 2], by the names that programs give them."""
+    found: dict[str, TensorSlot] = {}
+    for layer, pair in enumerate(scales):
+        for place, letter in enumerate("kv"):
+            module = f"{names.layer.format(layer)}.{names.qkv[0].rpartition('.')[0]}"
+            slot = Slot(pair[place], (), partial(torch.reshape, shape=()), optional=True, others=((1,),))
+            for name in (f"{letter}_scale", f"{letter}_proj.{letter}_scale", f"{letter}_proj.output_scale"):
+                found[f"{module}.{name}"] = slot
     return found
 
 

@@ -8,7 +8,7 @@ transformers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from copy import copy, deepcopy
 from typing import Any, NamedTuple, Self
@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from gapless.kernels.kinds import Reach
 from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.layers import SeparateOps
-from gapless.kernels.matrix import Linear, dense
+from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels
 from gapless.kernels.views import Attend, Rotation
 from gapless.memory.groups import PageGroup
@@ -123,10 +123,11 @@ class Survey:
 class OurProduct(nn.Module):
     """An nn.Linear as our product."""
 
-    def __init__(self, linear: nn.Linear, kernels: Kernels) -> None:
+    def __init__(self, linear: nn.Linear, kernels: Kernels, kept: Matrix | None = None) -> None:
+        """`kept` is the weight as it is stored, if it is quantised."""
         super().__init__()
         bias = None if linear.bias is None else linear.bias.data
-        self.product: Linear = kernels.linear(dense(linear.weight.data, bias))
+        self.product: Linear = kernels.linear(kept._replace(bias=bias) if kept else dense(linear.weight.data, bias))
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = nn.Buffer(linear.weight.new_empty(0))  # some classes ask for its dtype
 
@@ -167,13 +168,17 @@ def _our_norm(module: nn.Module, kernels: Kernels) -> OurNorm | None:
     return None
 
 
-def swap(net: nn.Module, kernels: Kernels, products: bool) -> None:
-    """Replace RMSNorms, and linear layers if `products`, by our kernels, in place."""
+def swap(net: nn.Module, kernels: Kernels, products: bool, kept: Mapping[nn.Module, Matrix] | None = None) -> None:
+    """Replace RMSNorms, and linear layers if `products`, by our kernels, in place. `kept` are the weights of quantised
+    ones."""
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
             found: nn.Module | None = _our_norm(child, kernels)
             if products and type(child) is nn.Linear:
-                found = OurProduct(child, kernels)
+                matrix = (kept or {}).get(child)
+                if matrix is not None:
+                    matrix = matrix._replace(tensors=tuple(x.to(child.weight.device) for x in matrix.tensors))
+                found = OurProduct(child, kernels, matrix)
             if found is not None:
                 setattr(parent, name, found)
 

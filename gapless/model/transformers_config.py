@@ -56,6 +56,7 @@ def class_of(fields: Fields) -> tuple[type[Any], Any]:
         raise refusal(where, f"transformers {transformers.__version__} has no decoder {names[0]} (model_type {kind!r})")
     try:
         values = {name: value for name, value in fields.values.items() if "_implementation" not in name}
+        values.pop("quantization_config", None)  # weights are read by our formats
         config = CONFIG_MAPPING[kind].from_dict(deepcopy(values))  # none of code elsewhere
         made = getattr(transformers, names[0])
     except Exception as error:

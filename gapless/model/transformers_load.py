@@ -21,8 +21,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from gapless.base import observe
 from gapless.base.errors import CaptureError, CheckpointError, UserError
 from gapless.kernels import plain
+from gapless.kernels.matrix import Matrix
 from gapless.kernels.seam import Kernels
 from gapless.model.fields import Fields
+from gapless.model.formats.rounded import RoundedFormat
+from gapless.model.formats.seam import WeightFormat
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check, paged_logits, paged_steps, tokens
 from gapless.model.transformers_backend import (
     OURS,
@@ -33,14 +36,15 @@ from gapless.model.transformers_backend import (
     swap,
 )
 from gapless.model.transformers_config import base_of, class_of, refusal, shrink, silent
-from gapless.model.weights import mapped_tensors
+from gapless.model.transformers_weights import matched, release, rounded, wide_tensors
 
 
 def load(
     directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels, max_model_len: int,
-    dummy: int | None = None,
+    dummy: int | None = None, form: WeightFormat | None = None,
 ) -> TransformersModel:  # fmt: skip
-    """Load the model of a directory, or with random weights by the seed `dummy`, and check it against its class.
+    """Load the model of a directory, or with random weights by the seed `dummy`, and check it against its class. Its
+    weights are stored in, or rounded to, the format `form`.
 
     Raises CheckpointError naming the file and the reason.
     """
@@ -51,15 +55,16 @@ def load(
         with silent(), torch.no_grad():
             config._attn_implementation = OURS
             with _parameters_as_read():
-                net = _filled(made, config, directory, dtype, dummy)
+                net, kept = _filled(made, config, directory, dtype, dummy, form)
             _fix_ropes(net, max_model_len)
             _ask_for_grouped_experts(net)
             layers = survey(net, where)
             _refuse_own_positions(net, max_model_len, where)
             _check(net, layers, kernels if device == net.device else plain.KERNELS, where)
+            release(kept)
             net.to(device)
             _check_experts(net, dtype, where)
-            swap(net, kernels, products=True)
+            swap(net, kernels, products=True, kept=kept)
             model = TransformersModel(net, layers, kernels, max_model_len, dtype)
             _refuse_waits(model, device, where)
     except UserError:
@@ -117,15 +122,16 @@ def _parameters_as_read() -> Iterator[None]:
         vars_of._initialize_weights = usual
 
 
-def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: int | None) -> Any:
-    """Return the causal LM with the checkpoint's weights, on the host."""
+def _filled(
+    made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: int | None, form: WeightFormat | None
+) -> tuple[Any, dict[nn.Module, Matrix]]:
+    """Return the causal LM with the checkpoint's weights, on the host, and the quantised ones of its modules."""
     if dummy is not None:
         tensors = _dummies(made, config, dtype, dummy)
-        return made.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, local_files_only=True)
-    homes: dict[str, Path] = {}
-    tensors = {}
-    for path, name, tensor in mapped_tensors(directory):
-        homes[name], tensors[name] = path, tensor.clone()  # the file may change
+        net = made.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, local_files_only=True)
+        return net, {} if form is None else rounded(net, base_of(net), form)
+    at_load = isinstance(form, RoundedFormat)
+    tensors, homes, stored = wide_tensors(directory, None if at_load else form, dtype)
     net, found = made.from_pretrained(
         None,
         config=config,
@@ -143,7 +149,7 @@ def _filled(made: Any, config: Any, directory: Path, dtype: torch.dtype, dummy: 
     for name, got, wanted in sorted(found["mismatched_keys"]):
         shapes = f"has shape {list(got)}, but by config.json it must be {list(wanted)}"
         raise CheckpointError(f"{homes.get(name, directory)}: tensor {name!r} {shapes}")
-    return net
+    return net, rounded(net, base_of(net), form) if form is not None and at_load else matched(net, stored)
 
 
 def _dummies(made: Any, config: Any, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.decoder import Decoder
 from gapless.model.fingerprint import digest_of
-from gapless.model.kv_memory import measure_again
+from gapless.model.kv_memory import renew_scales
 from gapless.model.loader import read_params
 from gapless.model.params import NORMS, PRODUCTS, Params, allocate
 from gapless.model.registry import Impl
@@ -54,7 +54,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
     _check_layouts(directory, params, allocate(known, dtype, torch.device("meta")))
-    read_params(params, directory, config)
+    params = read_params(params, directory, config)
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)
@@ -112,7 +112,7 @@ def put_weights(model: LoadedModel, params: Params) -> Iterator[bool]:
     for own, new in ((model.embedding, params.embedding), (model.positions, params.positions)):
         if own is not None and new is not None:
             own.copy_(new)
-    measure_again(model)
+    renew_scales(model, params.kv_scales)
     yield True
 
 

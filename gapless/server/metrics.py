@@ -256,7 +256,8 @@ class _Page(Collector):
         if self.info is not None:
             names = ("block_size", "num_gpu_blocks", "cache_dtype", "engine")
             cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings.", labels=names)
-            cache.add_metric((str(self.info.page_size), str(self.info.pages), self.info.dtype, "0"), 1)
+            dtype = self.info.dtype if self.info.kv_cache_dtype == "auto" else self.info.kv_cache_dtype
+            cache.add_metric((str(self.info.page_size), str(self.info.pages), dtype, "0"), 1)
             yield cache
 
     def _family(self, row: Series, roots: Mapping[tuple[str, ...], object], *more: str) -> Metric:

@@ -90,7 +90,7 @@ ADD_NORM = {"WIDTH": 8192, "ROW": 8192, "BLOCK": 8192}
 SILU = {"WIDTH": 3072, "ROW": 6144, "BLOCK": 512, "KIND": 0, "GATED": True}
 ROPE = {
     "ROW": 4096, "ANGLES_ROW": 128, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
-    "HEADS": 4, "BLOCK": 64,
+    "HEADS": 4, "BLOCK": 64, "scales": None,
 }  # fmt: skip
 
 

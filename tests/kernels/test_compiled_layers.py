@@ -24,6 +24,7 @@ from gapless.kernels import tiles as tiles_of
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
+from gapless.kernels.stream_triton import Plan, stream_kernel, summed_norm_kernel
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 from gapless.kernels.views import Attend, Reach
 
@@ -132,6 +133,41 @@ def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, 
         assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
 
 
+@pytest.mark.parametrize(
+    ("columns", "depth", "gated", "left", "rows"),
+    sharpest([
+        (24576, 4096, True, False, 32), (24576, 4096, True, False, 16), (4096, 12288, False, True, 32),
+        (6144, 4096, False, False, 16), (5120, 25600, False, True, 16), (1000, 1000, True, False, 32),
+    ], 1, "aot"),
+)  # fmt: skip
+def test_a_product_of_stream_k_fits_hopper(columns: int, depth: int, gated: bool, left: bool, rows: int) -> None:
+    plan = Plan.of(rows, columns, depth, HOPPER, None)
+    tiles = plan.tiles
+    constants = {
+        "N": columns, "K": depth, "BIAS": False, "GATED": gated, "EARLY": True, "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "HELD": tiles.held, "PROGRAMS": plan.programs,
+        "ASKED": tiles.asked, "LEFT": left,
+    }  # fmt: skip
+    types = {name: FEW_TYPES[name] for name in stream_kernel.arg_names if name not in constants}
+    used = aot.build(stream_kernel, 90, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=["M"])
+    assert used.trouble(90) == []
+    before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+    assert "ld.global" in before and "bulk.prefetch.L2" in before, "the weight is asked for early"
+    assert "cp.async.cg" in used.ptx and MULTIPLIES[90] in used.ptx
+
+
+@pytest.mark.aot
+def test_a_norm_after_stream_k_fits_hopper() -> None:
+    plan = Plan.of(32, 5120, 25600, HOPPER, None)
+    constants = {
+        "WIDTH": 5120, "DEEP": plan.deep, "UNITS": plan.units, "PROGRAMS": plan.programs, "GIVERS": plan.givers,
+        "BLOCK_M": plan.tiles.rows, "BLOCK_N": plan.tiles.columns, "BIAS": False, "EARLY": True, "BLOCK": 8192,
+    }  # fmt: skip
+    types = FEW_TYPES | {"weight": "*fp32"}
+    types = {name: types[name] for name in summed_norm_kernel.arg_names if name not in constants}
+    assert aot.build(summed_norm_kernel, 90, types, constants, warps=16, stages=3).trouble(90) == []
+
+
 class InvariantProduct(NamedTuple):
     """A product for a GPU; the numbers are those of a layer of Qwen3-0.6B."""
 
@@ -188,7 +224,7 @@ class InvariantAttention(NamedTuple):
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
             "LEAST": invariant_attention_triton.LEAST_IN_SEGMENT, "MOST": invariant_attention_triton.MOST_SEGMENTS,
-            **self.kind.constants,
+            "scales": None, **self.kind.constants,
         }  # fmt: skip
         known = {"table": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= (
@@ -272,6 +308,8 @@ class Attention(NamedTuple):
     many: bool = False
     split: bool = False
     kind: Kind = Kind()
+    kv: str = ""
+    """Triton's type of a memory in fewer bits"""
 
     def build(self, capability: int) -> aot.Resources:
         kernel = getattr(attention_triton, f"{self.kernel}_kernel")
@@ -294,13 +332,15 @@ class Attention(NamedTuple):
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
             "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split, **self.kind.constants,
+            **({} if self.kv else {"scales": None}),
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
         known = {"table": "*i32", "arrived": "*i32", "rows": "*i64", "starts": "*i64", "lens": "*i64", "factor": "fp32"}
         known |= {"qk_norm": "*fp32", "slots": "*i64", "angles": "*fp32", "eps": "fp32", "spans": "*i32"}
         known |= dict.fromkeys(("q", "cache", "out"), f"*{self.dtype}")
-        known |= dict.fromkeys(("partial", "logs", "sinks"), "*fp32")
+        known |= dict.fromkeys(("partial", "logs", "sinks", "scales"), "*fp32")
+        known |= {"cache": f"*{self.kv}"} if self.kv else {}
         return known.get(name, "i32")
 
 
@@ -318,6 +358,9 @@ SHARING = (
 MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
+FEWER_BITS = [
+    one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)
+]
 ASKED = [
     *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
@@ -339,6 +382,7 @@ FITS = [
     *((one, gpu, 0) for one in (LONG._replace(group=7), DECODE._replace(dim=256)) for gpu in (86, 120)),
     *((PREFILL._replace(dim=256), gpu, IN_MEMORY) for gpu in (86, 120)),
     *((one, 90, IN_LOOPS) for one in ASKED),
+    *((one, 90, 0) for one in FEWER_BITS),
     *((one._replace(kind=kind), 100, IN_LOOPS) for one, kind in ((LONG, EVERYTHING), (PREFILL, GEMMA2))),
 ]
 

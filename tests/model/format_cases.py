@@ -230,7 +230,9 @@ CASES = [
 BY_NAME = {case.name: case for case in CASES}
 
 
-def write_checkpoints(folder: Path, case: FormatCase, seed: int = 0, **changes: Any) -> tuple[Path, Path]:
+def write_checkpoints(
+    folder: Path, case: FormatCase, seed: int = 0, mtp: bool = False, **changes: Any
+) -> tuple[Path, Path]:
     """Write a small decoder in a format, and the plain one of the same numbers, in float32. Returns their folders."""
     config = tiny_config(**(SIZES | {"head_dim": 64} | changes))
     random, packed, plain = np.random.default_rng(seed), dict[str, Tensor](), dict[str, Tensor]()
@@ -242,8 +244,12 @@ def write_checkpoints(folder: Path, case: FormatCase, seed: int = 0, **changes: 
               "mlp.down_proj": (hidden, middle)}  # fmt: skip
     plain["model.embed_tokens.weight"] = _torch(random.normal(0, 0.5, (config["vocab_size"], hidden)).astype("f4"))
     norms = {"model.norm": hidden}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
+    layers = [f"model.layers.{layer}" for layer in range(config["num_hidden_layers"])]
+    if mtp:
+        norms |= dict.fromkeys(("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), hidden)
+        plain["mtp.fc.weight"] = _torch(random.normal(0, 0.08, (hidden, 2 * hidden)).astype("f4"))
+        layers.append("mtp.layers.0")
+    for prefix in layers:
         norms[f"{prefix}.input_layernorm"] = hidden
         if config["model_type"] != "cohere":
             norms[f"{prefix}.post_attention_layernorm"] = hidden

@@ -31,6 +31,8 @@ class PageShare(NamedTuple):
     """Layers of the model's shape that a page has beside the model's own"""
     first: int
     """The draft model's first layer, in a page seen as layers of its shape"""
+    unused: int
+    """Layers of its shape after its own"""
     kv: KVLayout
     """Its layer"""
 
@@ -44,8 +46,9 @@ class PageShare(NamedTuple):
         width, own = large.entry_bytes, small.entry_bytes
         layers, first = len(model.spec.layers), -(-len(model.spec.layers) * width // own)
         whole = math.lcm(width, own)
-        page = -(-(first + len(draft.spec.layers)) * own // whole) * whole
-        return cls(page // width - layers, first, small)
+        last = first + len(draft.spec.layers)
+        page = -(-last * own // whole) * whole
+        return cls(page // width - layers, first, page // own - last, small)
 
     def view(self, cache: KVCache, scales: Tensor | None = None) -> KVCache:
         """Return the whole memory as layers of the draft model's shape, with its scales."""

@@ -59,8 +59,8 @@ def families(layers: int) -> tuple[MtpNames, ...]:
 
 def of_mtp_layers(names: Collection[str]) -> frozenset[str]:
     """Return the tensors of MTP layers in a checkpoint."""
-    join = "eh_proj.weight"
-    prefixes = ("mtp.", "model.mtp_layers.", *(name.removesuffix(join) for name in names if name.endswith(f".{join}")))
+    joins = (name.partition(".eh_proj.")[0] for name in names if ".eh_proj." in name)
+    prefixes = ("mtp.", "model.mtp_layers.", *(f"{prefix}." for prefix in joins))
     return frozenset(name for name in names if name.startswith(prefixes))
 
 
@@ -86,7 +86,7 @@ def load_mtp(directory: Path, model: Decoder) -> MtpParams:
             "gated SiLU: set speculative_config.method to another one"
         )
     known = families(len(model.spec.layers))
-    family = next((family for family in known if f"{family.join}.weight" in names), None)
+    family = next((one for one in known if any(name.startswith(f"{one.join}.") for name in names)), None)
     if family is None:
         raise CheckpointError(
             f"{directory}: has no MTP layer of a known kind, none of the tensors "

@@ -15,8 +15,11 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-READS = frozenset(("bits", "checkpoint_format", "format", "group_size", "lm_head", "method", "q_group_size", "version"))
-READS |= {"desc_act", "modules_to_not_convert", "pack_dtype", "sym", "w_bit", "zero_point"}
+_READS_TEXT = """
+    bits checkpoint_format desc_act format group_size lm_head method modules_to_not_convert pack_dtype
+    q_group_size sym version w_bit zero_point
+"""
+READS = frozenset(_READS_TEXT.split())
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its 8 outputs; places have the outputs 0 2 4 6 1 3 5 7"""
 

@@ -21,17 +21,18 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-READS = frozenset(
-    ("config_groups", "format", "ignore", "kv_cache_scheme", "moe_sparsity_config", "sparsity_config")
-) | {"transform_config", "version"}
-_GROUP = frozenset(("format", "input_activations", "output_activations", "targets", "weights"))
-_WEIGHTS = frozenset(("actorder", "block_structure", "dynamic", "group_size", "num_bits", "observer"))
-_WEIGHTS |= {"observer_kwargs", "scale_dtype", "strategy", "symmetric", "type", "zp_dtype"}
-PLAIN, PACKED, FLOATS4 = (
-    ("float-quantized", "int-quantized", "naive-quantized"),
-    "pack-quantized",
-    "mxfp4-pack-quantized",
-)
+_READS_TEXT = """
+    config_groups format ignore kv_cache_scheme moe_sparsity_config sparsity_config transform_config version
+"""
+READS = frozenset(_READS_TEXT.split())
+_GROUP = frozenset(["format", "input_activations", "output_activations", "targets", "weights"])
+_WEIGHTS_TEXT = """
+    actorder block_structure dynamic group_size num_bits observer observer_kwargs scale_dtype strategy
+    symmetric type zp_dtype
+"""
+_WEIGHTS = frozenset(_WEIGHTS_TEXT.split())
+PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
+PACKED, FLOATS4 = "pack-quantized", "mxfp4-pack-quantized"
 CLASSES = {"Linear": True, "Embedding": False}
 """Classes that targets may name, and whether a module that is asked for may be one"""
 _ORDERED = ("group", "dynamic", True)

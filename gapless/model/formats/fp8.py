@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READS = frozenset(
-    ("activation_scheme", "fmt", "ignored_layers", "modules_to_not_convert", "scale_fmt", "weight_block_size")
-)
+    ("activation_scheme", "fmt", "ignored_layers", "kv_cache_scheme", "modules_to_not_convert", "scale_fmt")
+) | {"weight_block_size"}
 SCALES = ("weight_scale_inv", "weight_scale")
 """Names of a weight's scales. Both are factors."""
 _INPUT_SCALES = ("input_scale", "activation_scale")

@@ -19,19 +19,11 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-READS = frozenset(
-    (
-        "bits",
-        "checkpoint_format",
-        "desc_act",
-        "dynamic",
-        "format",
-        "group_size",
-        "is_marlin_format",
-        "lm_head",
-        "method",
-    )
-) | {"modules_in_block_to_quantize", "pack_dtype", "quant_method", "sym", "version"}
+_READS_TEXT = """
+    bits checkpoint_format desc_act dynamic format group_size is_marlin_format lm_head method
+    modules_in_block_to_quantize pack_dtype sym version
+"""
+READS = frozenset(_READS_TEXT.split())
 ONE = {4: 0x11111111, 8: 0x01010101}
 """1 in each number of a word"""
 
