@@ -102,8 +102,6 @@ def test_a_product_is_that_of_the_rounded_rows_and_does_not_depend_on_the_batch(
         assert torch.equal(layer(x[-rows:]), got[-rows:]), rows
     out = torch.full_like(got, 7.0)
     assert layer(x, out) is out and torch.equal(out, got)
-    ids = torch.randint(0, case.outputs, (9,))
-    assert torch.equal(layer.rows(ids), numbers(matrix)[ids].float().to(case.dtype))
 
 
 @pytest.mark.parametrize("kind", [INT8, INT4])
@@ -185,8 +183,6 @@ def test_operands_that_do_not_fit_are_refused():
     for out in (torch.empty(2, 65), torch.empty(2, 64).half(), torch.empty(2, 128)[:, ::2]):
         with pytest.raises(RuntimeError, match="another shape or dtype"):
             layer(x, out)
-    with pytest.raises(IndexError, match="no row 64"):
-        layer.rows(torch.tensor([64]))
 
 
 def test_a_drafting_head_keeps_bytes_of_every_kind_of_weight():

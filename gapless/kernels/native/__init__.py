@@ -168,8 +168,8 @@ class ByteLinear:
         return cls(matrix)
 
     def __init__(self, matrix: Matrix) -> None:
-        self.kind, self.dtype, self.bias = matrix.layout.kind, matrix.dtype, matrix.bias
-        self.group, self.outputs, self.inputs = matrix.layout.group, matrix.outputs, matrix.inputs
+        self.kind, self.bias = matrix.layout.kind, matrix.bias
+        self.group, self.outputs = matrix.layout.group, matrix.outputs
         if self.kind is WeightKind.DENSE:
             matrix = matrix._replace(tensors=round_to(WeightLayout(WeightKind.INT8), matrix.tensors[0]))
         weight, scale, *zeros = (tensor.contiguous() for tensor in matrix.tensors)
@@ -182,12 +182,6 @@ class ByteLinear:
             found: Tensor = torch.ops.gapless.linear_bytes.default(x, *how)
             return found
         torch.ops.gapless.linear_bytes_to.default(x, *how, out)
-        return out
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of the model's dtype."""
-        how = self.weight, self.outputs, self.inputs, self.group, self.dtype
-        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how)
         return out
 
 
