@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_share import take_share
 from guarded_children import filed
 from loops_under_guard import loops_under_no_race
 from skip_reasons import reasons_of
@@ -76,6 +77,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
     gc.freeze()
     gc.enable()
     return result
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A worker takes its share of the GPU before its first test there."""
+    if item.get_closest_marker("gpu") and torch.cuda.is_available():
+        take_share()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -63,8 +63,9 @@ def _sizes(model: ModelConfig, kv: Mapping[KVFormat, int]) -> Iterator[tuple[str
     yield "parameters", f"{count / 1e6:,.1f} million, {in_bytes(count * ITEM_BYTES[model.dtype])} in {model.dtype}"
     if kv:
         auto, fp8, k8v4 = kv[KVFormat.AUTO] * ITEM_BYTES[model.dtype], kv[KVFormat.FP8], kv[KVFormat.K8V4]
-        whole = f"{in_bytes(auto * model.max_position_embeddings)} for {model.max_position_embeddings:,} tokens"
-        yield "KV", f"{auto:,} bytes a token in {model.dtype}, {whole}; fp8: {fp8:,} bytes a token, k8v4: {k8v4:,}"
+        longest = model.max_position_embeddings
+        whole = f"{auto:,} bytes a token in {model.dtype}, {in_bytes(auto * longest)} for {longest:,} tokens"
+        yield "KV", f"{whole}; {fp8:,} bytes with --kv-cache-dtype fp8, {k8v4:,} with k8v4"
 
 
 def _kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:

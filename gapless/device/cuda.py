@@ -224,10 +224,11 @@ class CudaStream:
 
 
 class CudaGraph:
-    def __init__(self, key: Hashable, raw: Any, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
+    def __init__(self, key: Hashable, raw: Any, tape: Tape | None, owners: tuple[Any, ...]) -> None:
+        """`owners` keep the memory of a program that was not recorded."""
         self.key = key
-        self.reads = reads
-        self.writes = writes
+        self.reads, self.writes = (tape.reads, tape.writes) if tape else ((), ())
+        self.owners = owners
         self.raw = raw
         # Random numbers of torch's would need its own replay; no program of ours draws any.
         self.handle: int | None = raw.raw_cuda_graph_exec() if hasattr(raw, "raw_cuda_graph_exec") else None
@@ -239,14 +240,20 @@ class CudaGraph:
         stream.replay(self)
 
 
-def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
-    """Capture on the current stream; return the tape. Other threads may use CUDA meanwhile."""
+def _record_into(
+    raw: Any, pool: Any, program: Program, buffers: tuple[Any, ...], name: str | None
+) -> Tape | None:  # fmt: skip
+    """Capture on the current stream; return the tape, None without a name. Other threads may use CUDA meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # freeing might need a call to CUDA, which a capture forbids
     try:
         raw.capture_begin(pool=pool, capture_error_mode="thread_local")  # san: ok(before serving, or at rest)
         try:
-            tape = record(name, program, buffers)
+            tape = None
+            if name:
+                tape = record(name, program, buffers)
+            else:
+                program(*buffers)
         except BaseException:
             # The stream must leave its capture; an error about its unfinished graph adds nothing to this one.
             with suppress(RuntimeError, UserWarning):
@@ -293,6 +300,9 @@ class CudaDevice(Device):
         self._registered: dict[int, Tensor | npt.NDArray[np.uint8]] = {}
         """Memory of the host that was pinned here, by address. It is let go before it is freed: other memory comes
         there."""
+        self._recorded: set[Hashable] = set()
+        """Kinds of keys that a program has been recorded for. Recording takes two thirds of a capture: what would be
+        refused shows in the first program of a kind, and CUDA itself refuses to wait in any."""
         self._first: CudaGraph | None = None
         """Keeps the pool and its reserved memory: a pool ends with its last graph."""
         switch_interval.shorten()
@@ -346,16 +356,19 @@ class CudaDevice(Device):
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> CudaGraph:
         compute, name = self.compute, f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
         compute.fault.check()
-        freed = _driver_calls(self.torch_device, "num_device_free")
+        freed, kind = _driver_calls(self.torch_device, "num_device_free"), getattr(key, "kind", None)
+        watched = observe.watcher is not None or observe.steps is not None
         try:
             with torch_cuda.stream(compute.raw), torch.inference_mode():
                 # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
                 # refuses what must not be captured before it runs.
                 program(*buffers)
                 raw = torch_cuda.CUDAGraph()
-                tape = _record_into(raw, self._pool, name, program, buffers)
+                recorded = watched or kind not in self._recorded
+                tape = _record_into(raw, self._pool, program, buffers, name if recorded else None)
                 raw.replay()  # the first one takes the graph to the device, which takes long
-            graph = CudaGraph(key, raw, tape.reads, tape.writes)
+            graph = CudaGraph(key, raw, tape, (program, buffers))
+            self._recorded |= {kind} - {None}
             self._first = self._first or graph
             return graph
         except Exception as error:

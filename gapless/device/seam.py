@@ -178,6 +178,7 @@ class Device(Protocol):
         A device may run the program once to observe it (cpu and sim do, cuda does not, apart from warm-up runs).
         So the caller captures with inert inputs: whatever it finds in the buffers must be harmless to run.
         All that the program decides on the host is frozen: what varies from step to step comes from tensors.
+        Programs whose keys have equal attributes `kind` run the same code: a device may check the first one alone.
 
         Raises:
             CaptureError: the program waits for the device (a host read, a size that depends on data, a blocking copy),

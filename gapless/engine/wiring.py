@@ -40,7 +40,7 @@ from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
-from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
+from gapless.step.graphs import ALONE, FILLING, ON_GPU, MixedSizes, buckets_up_to
 from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
@@ -57,8 +57,12 @@ TINY_MODEL = 8_000_000
 """[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
 average graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""[parameters] Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger
-graph."""
+"""[parameters] Parameters up to which a GPU pads a prompt's step by FILLING rows and tokens in the time of launching
+it; by fewer of a larger model."""
+LEAST_FILLING = 64
+"""[rows and tokens] Most padding of such a step in any model."""
+FURTHER_SECONDS = 8.0
+"""[s] Time limit for capturing stand-ins, and lanes of many rows, at a GPU's start; the others are captured at rest."""
 CAPTURE_SECONDS = 2.0
 """[s] Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
 milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
@@ -231,7 +235,8 @@ def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
     with _timed(times, "warm-up", "warming up"):
         warm_up(loop, sizes, largest=device.caps.own_memory)
     with _timed(times, "graphs"):
-        loop.capture(CAPTURE_SECONDS if device.caps.slow else inf)
+        seconds = (CAPTURE_SECONDS, 0.0) if device.caps.slow else (inf, FURTHER_SECONDS)
+        loop.capture(*seconds)
 
 
 def speculation(config: EngineConfig, device: Device, model: LoadedModel) -> Speculation | None:
@@ -264,8 +269,9 @@ def _mixed(caps: Caps, parameters: int, step_tokens: int) -> MixedSizes | None:
     """Return the sizes of captured steps with chunks; None for none."""
     if not caps.pads:
         return ALONE if caps.slow and parameters < TINY_MODEL else None
-    most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
-    return ON_GPU._replace(stand_ins=tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most))
+    stand_ins = tuple(tokens for tokens in ON_GPU.stand_ins if tokens <= most_captured(step_tokens))
+    filling = max(LEAST_FILLING, FILLING * FILLED_MODEL // max(parameters, FILLED_MODEL))
+    return ON_GPU._replace(stand_ins=stand_ins, filling=filling)
 
 
 def _operations(config: ModelConfig, sizes: Sizes) -> float:

@@ -22,10 +22,12 @@ from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_layer_norm, triton_rms_norm
 from gapless.kernels.pages_triton import triton_copy_pages
+from gapless.kernels.quantised_linear import CODED_PRODUCTS, CODED_ROWS
 from gapless.kernels.rope_triton import triton_angles, triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
+from gapless.kernels.stream import STREAM_ROWS
 from gapless.kernels.suffixes_triton import recall, remember
 
 TRITON_KERNELS = Kernels(
@@ -58,7 +60,8 @@ TRITON_KERNELS = Kernels(
     ahead=ahead,
 )
 HALF_KERNELS = TRITON_KERNELS._replace(
-    products={WeightKind.DENSE: FewRowsLinear}, ways=(FEW_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS)
+    products={WeightKind.DENSE: FewRowsLinear, **CODED_PRODUCTS},
+    ways=(FEW_ROWS, STREAM_ROWS, FEW_ADAPTED_ROWS, JOINED_ROWS, CODED_ROWS),
 )
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = TRITON_KERNELS._replace(

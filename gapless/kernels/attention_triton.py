@@ -37,7 +37,6 @@ from gapless.kernels.kv_triton import (
     head_of,
     key_scaled,
     keys_of,
-    scale_of,
     store_keys,
     store_nibbles,
     value_columns,
@@ -144,7 +143,8 @@ def _write_entry(
     own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
     key = turned(line, own, qk_norm, cos, sin, eps, there, D, D_PAD, NORM)
     places = at + offset * (HEADS * D) + offs_d
-    store_keys(keys + places, key.to(line.dtype.element_ty), scale_of(scales, layer, 0), there)
+    scale = None if scales is None else tl.load(scales + layer * 2)
+    store_keys(keys + places, key.to(line.dtype.element_ty), scale, there)
     if values.dtype.element_ty == tl.uint8:
         column = tl.arange(0, D_PAD // 2)[None, :]
         left = line + (own + HEADS) * D + column
@@ -154,7 +154,8 @@ def _write_entry(
         store_nibbles(values + at + offset * (HEADS * (D // 2)) + column, pair, lefts, rights, inside)
     else:
         value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
-        store_keys(values + places, value, scale_of(scales, layer, 1), there)
+        scale = None if scales is None else tl.load(scales + layer * 2 + 1)
+        store_keys(values + places, value, scale, there)
     # Stored by some threads, read by others.
     tl.debug_barrier()
 

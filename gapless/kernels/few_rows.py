@@ -11,13 +11,17 @@ from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
 from gapless.kernels.few_rows_triton import MOST_FEW_ROWS, MOST_FEW_WEIGHT, launch
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.matrix import Linear
 from gapless.kernels.norm_triton import triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import FastWay, LayerProduct
 from gapless.kernels.views import KV, Attend, LayerRows, Rotation
+
+LEAST_STREAM_WEIGHT = 32 << 20
+"""A model with a matrix of at least this many elements has the products of `stream_triton` for several rows: measured
+for Qwen3 of 4B and 8B."""
 
 
 def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
@@ -104,6 +108,18 @@ def most_rows(products: Sequence[LayerProduct]) -> int:
     return MOST_FEW_ROWS if all(weight.numel() <= MOST_FEW_WEIGHT for weight in weights) else 1
 
 
+def streams(products: Sequence[LayerProduct]) -> bool:
+    """Return whether a model of these products runs several rows by `stream.StreamOps`: on Hopper, large ones do."""
+    weights = [plain.weight for plain, _ in products if isinstance(plain, TorchLinear)]
+    large = len(weights) == len(products) and any(weight.numel() >= LEAST_STREAM_WEIGHT for weight in weights)
+    return large and arch(weights[0].device).wgmma
+
+
+def most_plain_rows(products: Sequence[LayerProduct]) -> int:
+    """Return the most rows without adapters."""
+    return 1 if streams(products) else most_rows(products)
+
+
 class FewRowsOps:
     """Implements `LayerOps` in few launches: a product norms its own input. For few rows the result is the same from
     one power of two to the next. `y` is the weight of a norm that is not done yet."""
@@ -188,5 +204,5 @@ class AdaptedOps(FewRowsOps):
         return self._normed(y, None)[0]
 
 
-FEW_ROWS = FastWay(FewRowsOps, most_rows)
+FEW_ROWS = FastWay(FewRowsOps, most_plain_rows)
 FEW_ADAPTED_ROWS = FastWay(AdaptedOps, most_rows, adapts=True)

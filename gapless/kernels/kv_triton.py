@@ -109,12 +109,6 @@ def value_columns(cache, D: tl.constexpr, D_PAD: tl.constexpr):
 
 
 @triton.jit
-def scale_of(scales, layer, which):
-    """Return a layer's scale of keys (0) or values (1); None for memories of the model's dtype."""
-    return None if scales is None else tl.load(scales + layer * 2 + which)
-
-
-@triton.jit
 def key_scaled(factor, scales, layer):
     """Return the factor of scores of a layer's stored keys."""
     return factor if scales is None else factor * tl.load(scales + layer * 2)

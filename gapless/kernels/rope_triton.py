@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
-from gapless.kernels.kv_triton import scale_of, store_keys, store_nibbles
+from gapless.kernels.kv_triton import store_keys, store_nibbles
 from gapless.kernels.library_triton import operator
 
 HEADS = 4
@@ -117,14 +117,14 @@ def rope_and_write_kernel(
         own = slot % PAGE * KV_HEADS + kv % KV_HEADS
         keys, nibbles = first + own * (2 * HALF) + column, first + PAGE * KV_HEADS * (2 * HALF) + own * HALF + column
         pairs = (first + PAGE * KV_HEADS * (3 * HALF) + own * 4).to(tl.pointer_type(tl.float16), bitcast=True)
-        scale = scale_of(scales, layer, 0)
+        scale = None if scales is None else tl.load(scales + layer * 2)  # no function returns None in Triton 3.6
         store_keys(keys, out_left, scale, inside & (value == 0) & (kv >= 0))
         store_keys(keys + HALF, out_right, scale, inside & (value == 0) & (kv >= 0))
         store_nibbles(nibbles, pairs, out_left, out_right, inside & (value == 1))
     else:
         line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
         target = cache + (line * KV_HEADS + kv % KV_HEADS) * (2 * HALF) + column
-        scale = scale_of(scales, layer, tl.minimum(tl.maximum(value, 0), 1))
+        scale = None if scales is None else tl.load(scales + layer * 2 + tl.minimum(tl.maximum(value, 0), 1))
         store_keys(target, out_left, scale, inside & (kv >= 0))
         store_keys(target + HALF, out_right, scale, inside & (kv >= 0))
 

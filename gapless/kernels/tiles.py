@@ -106,6 +106,32 @@ class FewRowsProduct:
         return FewRowsTiles(64, 128, 4, stages, 2 if columns <= 4096 and depth >= 2048 else 1)
 
 
+class StreamTiles(NamedTuple):
+    """Tiles of a product by stream K."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    held: int
+    """Parts of `depth` that a program loads before the previous kernel ends"""
+    asked: int
+    """Further parts that it asks of the cache"""
+
+
+@dataclass(frozen=True)
+class StreamProduct:
+    """A product of few rows by a large weight in 16 bits, on Hopper: a program fills a multiprocessor's memory."""
+
+    rows: int
+    columns: int
+    depth: int
+
+    def tiles(self, arch: Arch) -> StreamTiles:
+        return StreamTiles(16, 128, 128, 8, 4, 2, 1) if self.rows <= 16 else StreamTiles(32, 128, 128, 8, 4, 1, 1)
+
+
 class ProductTiles(NamedTuple):
     """Tiles of an invariant product, a function of the weight's shape and dtype. Only `rows` and `warps` follow the
     batch."""

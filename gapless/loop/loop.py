@@ -290,9 +290,10 @@ class Loop:
     def records(self) -> StepRing:
         return self.log.records
 
-    def capture(self, seconds: float = inf) -> None:
-        """Capture the likely steps, as many as fit into `seconds`, with nothing in flight. Then reset all counters."""
-        refused = self.launcher.graphs.warm(seconds)
+    def capture(self, seconds: float = inf, further: float = inf) -> None:
+        """Capture the likely steps, as many as fit into `seconds`, and `further` seconds of less likely ones, with
+        nothing in flight. Then reset all counters."""
+        refused = self.launcher.graphs.warm(seconds, further)
         self.log.forget()
         self.rows.count_anew()
         self.counters.captures_refused = refused

@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import inf
 from operator import ge
 from typing import NamedTuple
 
-from gapless.base.progress import announce
+from gapless.base.progress import Count, announce
 from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import ENDING
 from gapless.step import lanes
 from gapless.step.keys import CaptureOrder, ForwardKey, ProgramKey, SampleKey
 from gapless.step.lane import LaneSizes
+from gapless.step.listing import LANE_SIZES
 from gapless.step.packet import PacketShape
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -33,17 +34,16 @@ CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 launched."""
 SHORT_TOKENS = tuple(range(8, 129, 8))
 """[tokens] Prompt tokens of steps with one chunk alone: much padding would cost more than launching."""
-STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
-"""[tokens] Prompt tokens of the graphs captured at start to serve every step with chunks."""
-BESIDE_STAND_INS = 256
-"""[rows] Most decode rows of these graphs."""
+STAND_IN_ROWS = (64, 256, 16)
+"""[rows] Decode rows of the graphs that serve every step with chunks, in the order of their capture; an engine of more
+rows, or of other ones, has graphs of all its rows too. With the chunk tokens of every bucket they pad decode rows and
+chunks alone, which costs a step little: so a bucket gets a graph of its own at rest only."""
 GOING_ON = (0, 1, 16)
 """Unfinished chunks of a graph, which do not sample. Stand-ins have the most."""
 FILLING = 1024
 """[rows and tokens] Most rows and tokens of padding that a larger graph may add to a step's bucket."""
-FILLED = 1 / 32
-"""[share] Share of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms longer
-than its own graph, and a capture stalls every request for 90."""
+FILLED = 2**-20
+"""[share] Share of a miss that a step on a larger graph counts for: at rest, missed programs are captured before."""
 MISSES_BEFORE_CAPTURE = 2
 """[misses] Misses of a program before the loop drains the device to capture it. On an H200 a capture takes about as
 long as one or two eager steps lose. An engine at rest captures after the first miss."""
@@ -63,9 +63,11 @@ class MixedSizes(NamedTuple):
     tokens: tuple[int, ...]
     stand_ins: tuple[int, ...] = ()
     """Prompt tokens of graphs that serve other buckets too; none if only a step's bucket serves it"""
+    filling: int = FILLING
+    """Most rows and tokens of padding that such a graph may add"""
 
 
-ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, STAND_INS)
+ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, CHUNK_TOKENS)
 ALONE = MixedSizes((), (1,), SHORT_TOKENS)
 
 
@@ -116,7 +118,9 @@ class StepGraphs:
         self._asked: tuple[int, int, int] = (-1, 0, 1)
         self._answer: ForwardKey | None = None
         """Last decode key: most steps need the same one."""
-        self.stand_ins = tuple(self._larger_graphs())
+        self.stand_ins = tuple(dict.fromkeys(self._larger_graphs()))
+        self._later: list[ProgramKey] = []
+        """Likely programs for which the start had no time, the next one last"""
 
     def __len__(self) -> int:
         return sum(self.known.values())
@@ -167,15 +171,13 @@ class StepGraphs:
             others = [other for other in self.known if isinstance(other, ForwardKey) and self.has(other)]
             fits = [other for other in others if other.batch.chunks and _holds(other, key)]
             best = min(fits, key=_tokens, default=None)
-            self._larger[key] = best if best and _tokens(best) - _tokens(key) <= FILLING else None
+            self._larger[key] = best if best and _tokens(best) - _tokens(key) <= self.shapes.mixed.filling else None
         return self._larger[key]
 
     def wish(self, key: ForwardKey) -> None:
-        """Count a step that replays a larger graph because this one is missing."""
+        """Count a step that replays a larger graph because this one is missing: it is captured at rest."""
         if key not in self.known:
-            self._miss(key, FILLED)
-            if key in self._due and (sample := _sample(key)) not in self.known:
-                self._due[sample] = None
+            self.misses[key] = self.misses.get(key, 0) + FILLED
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
         """Return whether all have graphs, and count a miss for each one without."""
@@ -183,7 +185,9 @@ class StepGraphs:
         for key in keys:
             captured = self.known.get(key)
             if captured is None:
-                self._miss(key, 1)
+                self.misses[key] = misses = self.misses.get(key, 0) + 1
+                if misses >= self._patience:
+                    self._due[key] = None
             else:
                 self.known.move_to_end(key)
             complete = complete and bool(captured)
@@ -198,9 +202,18 @@ class StepGraphs:
         return bool(self._due)
 
     def rest(self) -> bool:
-        """Make the program with the most misses due; return whether there is one. Call it at rest."""
-        if self.misses:
-            self._due[max(self.misses, key=self.misses.__getitem__)] = None
+        """Make a program due: the one with the most misses, or one for which the start had no time. Returns whether
+        there is one. Call it at rest."""
+        while self._later and self._later[-1] in self.known:
+            self._later.pop()
+        if max(self.misses.values(), default=0) >= 1 or not self._later:
+            key = max(self.misses, key=self.misses.__getitem__, default=None)
+        else:
+            key = self._later.pop()
+        if key is not None:
+            self._due[key] = None
+            if isinstance(key, ForwardKey) and key.batch.chunks and (sample := _sample(key)) not in self.known:
+                self._due[sample] = None
         return self.due
 
     def capture_due(self) -> int:
@@ -222,24 +235,43 @@ class StepGraphs:
             self.misses.pop(key, None)
         return made.count(False)
 
-    def warm(self, seconds: float = inf, clock: Callable[[], float] = time.monotonic) -> int:
-        """Capture the likely programs, the largest first, whose memory serves the others; returns the number refused.
+    def warm(
+        self, seconds: float = inf, further: float = inf, clock: Callable[[], float] = time.monotonic
+    ) -> int:  # fmt: skip
+        """Capture the likely programs, the largest first, whose memory serves the others; then the stand-ins, and the
+        lanes of more rows. Returns the number refused.
 
         Bounded to `seconds` of the `clock`, the smallest come first, as long as time is left for another one like the
         last. The others are captured when they are missed, and so are forwards that depend on a bound of the lengths.
+        What `further` seconds leave of the second part is captured at rest; all of it is left to misses if they are 0.
         """
-        keys = self.likely() if seconds == inf else self.likely()[::-1]
-        count, refused = announce("capturing graphs", len(keys)), 0
-        began = before = clock()
-        for key in keys:
+        usual = self._usual()
+        others = (*self.stand_ins, *self._wide_lanes()) if further and self.buckets else ()
+        count = announce("capturing graphs", len(usual) + len(others))
+        refused, _ = self._warm(usual if seconds == inf else usual[::-1], seconds, count, clock)
+        more, self._later = self._warm(others, further, count, clock)
+        return refused + more
+
+    def _warm(
+        self, keys: Sequence[ProgramKey], seconds: float, count: Count, clock: Callable[[], float]
+    ) -> tuple[int, list[ProgramKey]]:
+        """Capture these in order, as long as time is left for another one like the last; return the number refused,
+        and the others, the next one last."""
+        refused, began = 0, clock()
+        before = began
+        for number, key in enumerate(keys, 1):
             refused += self.capture((key,))
             count(1)
             last, before = clock() - before, clock()
             if before + last - began > seconds:
-                break
-        return refused
+                return refused, list(keys[: number - 1 : -1])
+        return refused, []
 
     def likely(self) -> tuple[ProgramKey, ...]:
+        return (*self._usual(), *self.stand_ins)
+
+    def _usual(self) -> tuple[ProgramKey, ...]:
+        """Return the likely programs without stand-ins, the largest first."""
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
@@ -251,7 +283,7 @@ class StepGraphs:
         samples = [SampleKey(count, count, False) for count in rows]
         counts = [count for count in rows if count <= self.shapes.drafted_rows]
         drafted = drafted_steps(counts, self.shapes.places, not self.shapes.bounded, self.shapes.row_writes)
-        return (*self.stand_ins, *drafted, *forwards, *samples, *self._lanes(counts))
+        return (*drafted, *forwards, *samples, *self._lanes(counts))
 
     def _lanes(self, counts: list[int]) -> Iterator[ProgramKey]:
         """Yield the likely programs of lanes; `counts` are the rows of decode steps that may have drafts."""
@@ -263,30 +295,33 @@ class StepGraphs:
         for lane in reversed(lanes.LANES):
             yield from lane.likely(LaneSizes(sizes, places, tuple(drafted), self.shapes.processors))
 
+    def _wide_lanes(self) -> Iterator[ProgramKey]:
+        """Yield the programs of lanes for more rows than the common ones, without drafts."""
+        most = self.buckets[-1]
+        sizes = [size for size in LANE_SIZES if COMMON_LANES[-1] < size < most]
+        for lane in lanes.LANES:
+            yield from lane.likely(LaneSizes((*sizes, most), (), (), self.shapes.processors))
+
     def _larger_graphs(self) -> Iterator[ProgramKey]:
-        """Yield the graphs that serve other buckets too, largest first, with their samples."""
+        """Yield the graphs that serve other buckets too, in the order of their use, with their samples."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
-        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
-        sizes = [(decode, chunks, 1)]
+        most = self.buckets[-1]
+        rows = [count for count in STAND_IN_ROWS if count < most]
+        rows.insert(sum(count >= STAND_IN_ROWS[0] for count in rows), most)  # less padding is worth less than a graph
+        chunks = min(most, mixed.chunks[-1])
+        sizes = [(count, chunks, 1) for count in rows]
         if self.drafted_beside:
-            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
-        for tokens, (decode, chunks, places) in itertools.product(mixed.stand_ins[::-1], sizes):
-            key = self.mixed_key(decode, chunks, tokens, places)
-            key = key and self._chunk_key(
-                key.samples - key.packet.chunks, key.packet.chunks, GOING_ON[-1], tokens, places
-            )
+            sizes.insert(1, (self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
+        for (decode, chunks, each), tokens in itertools.product(sizes, mixed.stand_ins):
+            key = self.mixed_key(decode, chunks, tokens, each)
+            key = key and self._chunk_key(key.batch.decode // each, key.packet.chunks, GOING_ON[-1], tokens, each)
             if key is not None:
+                yield _sample(key)
                 yield key
                 if self.shapes.adapters:
                     yield key.adapted
-                yield _sample(key)
-
-    def _miss(self, key: ProgramKey, weight: float) -> None:
-        self.misses[key] = misses = self.misses.get(key, 0) + weight
-        if misses >= self._patience:
-            self._due[key] = None
 
     def _round(self, bound: int) -> int:
         """Round the bound up to a power of two of pages, so that few graphs serve all lengths."""

@@ -67,6 +67,11 @@ class ForwardKey(NamedTuple):
     """Whether some row has an adapter"""
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What chooses the code of its program, whatever the sizes: a device need not check it at every capture."""
+        return ForwardKey, bool(self.batch.chunks), self.batch.places > 1, self.adapters
+
+    @property
     def adapted(self) -> ForwardKey:
         """Key of the same batch with an adapter on some row."""
         return _adapted(self)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -328,6 +329,40 @@ def test_a_graph_is_captured_on_compute_and_replayed_where_asked(device: CudaDev
     begin = ("begin", "pool", "thread_local", compute)
     assert raw.calls[:2] == [begin, ("end",)]
     assert raw.calls[-2:] == [("replay", compute), ("replay", device.token_out.raw)]
+
+
+class Kinded(NamedTuple):
+    """A key of a program of many sizes."""
+
+    size: int
+    kind: str = "forward"
+
+
+def test_the_first_program_of_a_kind_is_recorded_and_every_one_while_a_checker_watches(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.zeros(4)
+
+    def seen(key: Kinded, program: Callable[..., object] = lambda: x.add_(1)) -> int:
+        return len(device.capture(key, program).writes)
+
+    monkeypatch.setattr(observe, "steps", None)
+    assert [seen(Kinded(1)), seen(Kinded(2)), seen(Kinded(3, "other")), seen(Kinded(4, "other"))] == [1, 0, 1, 0]
+    assert x.tolist() == [8.0] * 4, "each ran, and was captured"
+    monkeypatch.setattr(observe, "steps", object())
+    assert seen(Kinded(5)) == 1
+    monkeypatch.setattr(observe, "steps", None)
+
+    def breaks() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(CaptureError, match="planted"):
+        device.capture(Kinded(6), breaks)
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture(Kinded(7, "new"), lambda: torch.ones(1).item())
+    with pytest.raises(CaptureError, match="host-read"):
+        device.capture(Kinded(8, "new"), lambda: torch.ones(1).item())  # a refused one was not the first
+    assert seen(Kinded(9)) == 0
 
 
 def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(

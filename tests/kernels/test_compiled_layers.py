@@ -24,6 +24,7 @@ from gapless.kernels import tiles as tiles_of
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
+from gapless.kernels.stream_triton import Plan, stream_kernel, summed_norm_kernel
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 from gapless.kernels.views import Attend, Reach
 
@@ -130,6 +131,41 @@ def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, 
     if capability == 90 and not name.startswith(("output", "down")):
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
         assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "gated", "left", "rows"),
+    sharpest([
+        (24576, 4096, True, False, 32), (24576, 4096, True, False, 16), (4096, 12288, False, True, 32),
+        (6144, 4096, False, False, 16), (5120, 25600, False, True, 16), (1000, 1000, True, False, 32),
+    ], 1, "aot"),
+)  # fmt: skip
+def test_a_product_of_stream_k_fits_hopper(columns: int, depth: int, gated: bool, left: bool, rows: int) -> None:
+    plan = Plan.of(rows, columns, depth, HOPPER, None)
+    tiles = plan.tiles
+    constants = {
+        "N": columns, "K": depth, "BIAS": False, "GATED": gated, "EARLY": True, "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "HELD": tiles.held, "PROGRAMS": plan.programs,
+        "ASKED": tiles.asked, "LEFT": left,
+    }  # fmt: skip
+    types = {name: FEW_TYPES[name] for name in stream_kernel.arg_names if name not in constants}
+    used = aot.build(stream_kernel, 90, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=["M"])
+    assert used.trouble(90) == []
+    before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+    assert "ld.global" in before and "bulk.prefetch.L2" in before, "the weight is asked for early"
+    assert "cp.async.cg" in used.ptx and MULTIPLIES[90] in used.ptx
+
+
+@pytest.mark.aot
+def test_a_norm_after_stream_k_fits_hopper() -> None:
+    plan = Plan.of(32, 5120, 25600, HOPPER, None)
+    constants = {
+        "WIDTH": 5120, "DEEP": plan.deep, "UNITS": plan.units, "PROGRAMS": plan.programs, "GIVERS": plan.givers,
+        "BLOCK_M": plan.tiles.rows, "BLOCK_N": plan.tiles.columns, "BIAS": False, "EARLY": True, "BLOCK": 8192,
+    }  # fmt: skip
+    types = FEW_TYPES | {"weight": "*fp32"}
+    types = {name: types[name] for name in summed_norm_kernel.arg_names if name not in constants}
+    assert aot.build(summed_norm_kernel, 90, types, constants, warps=16, stages=3).trouble(90) == []
 
 
 class InvariantProduct(NamedTuple):
@@ -322,7 +358,9 @@ SHARING = (
 MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
 """ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
-FEWER_BITS = [one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)]
+FEWER_BITS = [
+    one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)
+]
 ASKED = [
     *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from gapless.kernels.kinds import WeightKind, WeightLayout
 from gapless.kernels.matrix import Matrix, dense, refill, tensor_shapes
-from gapless.kernels.native import ByteLinear, draft_linear
+from gapless.kernels.native import ByteLinear, Fp8Linear, draft_linear
 
 INT8, INT4 = WeightKind.INT8, WeightKind.INT4
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -199,6 +199,63 @@ def test_a_drafting_head_keeps_bytes_of_every_kind_of_weight():
     torch.testing.assert_close(layer(x), -x @ weight.T, rtol=0.05, atol=1.0)
     quantised = made(Case(INT4, 32, 70, 128))
     assert torch.equal(draft_linear(quantised)(x), ByteLinear.of(quantised)(x))
+
+
+def eight_bits(group: int, outputs: int, inputs: int, biased: bool = True) -> Matrix:
+    """Return a weight with every number of FP8, the least ones too."""
+    if missing := torch.ops.gapless.amx_missing():
+        pytest.skip(missing)
+    codes = torch.arange(outputs * inputs).mul(37).remainder(251).to(torch.uint8).view(outputs, inputs)
+    weight = torch.where(codes & 127 == 127, 3, codes).view(torch.float8_e4m3fn)
+    layout = WeightLayout(WeightKind.FP8, group)
+    bias = torch.randn(outputs).bfloat16() if biased else None
+    return Matrix((weight, torch.rand(outputs, layout.groups(inputs)) + 0.5), bias, layout, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("group", "outputs", "inputs"),
+    [
+        (0, 64, 32),
+        (0, 130, 384),
+        (0, 70, 7),
+        (0, 1, 400),
+        (32, 65, 100),
+        (128, 130, 416),
+        (128, 64, 130),
+        (512, 80, 384),
+    ],
+)
+def test_fp8_is_exact_and_does_not_depend_on_the_batch(group, outputs, inputs):
+    matrix = eight_bits(group, outputs, inputs)
+    layer, x = Fp8Linear.of(matrix), torch.randn(150, inputs).bfloat16()
+    got, weight = layer(x), numbers(matrix)
+    want = x.double() @ weight.T + matrix.bias.double()
+    room = (x.double().abs() @ weight.abs().T) * 2**-21 + want.abs() * 2**-8
+    assert ((got.double() - want).abs() <= room).all()
+    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 129):
+        assert torch.equal(layer(x[-rows:]), got[-rows:]), rows
+    out = torch.full_like(got, 7.0)
+    assert layer(x, out) is out and torch.equal(out, got)
+    assert torch.equal(layer(x.T.contiguous().T), got)
+    check_threads(layer, x)
+
+
+def test_fp8_keeps_a_value_that_is_no_number_in_its_row_and_its_output():
+    matrix = eight_bits(32, 64, 96, biased=False)
+    x = torch.randn(5, 96).bfloat16()
+    clean = Fp8Linear.of(matrix)(x)
+    matrix.tensors[0].view(torch.uint8)[3, 40] = 255
+    x[1, 5] = torch.nan
+    got, rows, columns = Fp8Linear.of(matrix)(x), torch.arange(5) != 1, torch.arange(64) != 3
+    assert got[1].isnan().all() and got[:, 3].isnan().all()
+    assert torch.equal(got[rows][:, columns], clean[rows][:, columns])
+
+
+def test_fp8_is_multiplied_out_when_the_model_is_not_bfloat16_or_the_group_does_not_fit():
+    matrix = eight_bits(128, 64, 128)
+    for other in (matrix._replace(dtype=torch.float32), eight_bits(48, 64, 96)):
+        assert Fp8Linear.of(other) is None
+        assert load_native().linear(other).kind is WeightKind.DENSE
 
 
 @pytest.mark.process

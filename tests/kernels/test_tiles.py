@@ -11,6 +11,7 @@ from gapless.kernels.tiles import (
     InvariantAttention,
     InvariantProduct,
     PromptAttention,
+    StreamProduct,
     choose_tiles,
 )
 
@@ -31,6 +32,8 @@ TABLE = [
     (FewRowsProduct(32, 12288, 2048, adapted=True),
      [(64, 128, 4, 4, 1), (64, 128, 4, 4, 1), (64, 128, 4, 4, 1), (64, 128, 4, 3, 1)]),
     (FewRowsProduct(32, 4096, 4096), [(64, 128, 4, 6, 2), (64, 128, 4, 6, 2), (64, 128, 4, 6, 2), (64, 128, 4, 3, 2)]),
+    (StreamProduct(2, 4096, 12288), [(16, 128, 128, 8, 4, 2, 1)] * 4),
+    (StreamProduct(17, 4096, 12288), [(32, 128, 128, 8, 4, 1, 1)] * 4),
     (InvariantProduct(1, 1024, 3072, 2),
      [(64, 128, 64, 384, 8, 4), (64, 128, 64, 384, 4, 4), (64, 128, 64, 384, 4, 4), (64, 128, 64, 384, 8, 4)]),
     (InvariantProduct(2048, 24576, 4096, 2), [(128, 128, 64, 4096, 8, 4)] * 4),

@@ -91,9 +91,8 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
 
 @pytest.mark.parametrize("budget", sharpest([SHAPE.step_tokens, 16]))
 @pytest.mark.parametrize("depth", sharpest([4, 1]))
-def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, budget, monkeypatch):
-    """They are captured at start. A bucket gets its own at rest, or once it has been used often."""
-    monkeypatch.setattr(graphs, "FILLED", 1 / 4)
+def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, budget):
+    """They are captured at start. A bucket gets its own at rest only: nobody waits for it."""
     device = SimDevice(depth)
     loop = engine(device, model, depth, shape=SHAPE._replace(step_tokens=budget), buckets=None, patience=1)
     loop.capture()
@@ -101,14 +100,16 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     tokens = drive(loop, SETTINGS[:1])
     counters = loop.counters
     assert counters.graph_misses == 0 and counters.graph_steps == counters.steps > 100
-    own = [key for key in loop.launcher.graphs.known if key not in ready]
-    assert {type(key) for key in own} == {ForwardKey, SampleKey}
     misses = dict(loop.launcher.graphs.misses)
+    assert ready == set(loop.launcher.graphs.known) and counters.declined_capture == 0
     assert misses and max(misses.values()) < 1
     while loop.rest():
         loop.turn()
     assert not loop.launcher.graphs.misses and set(misses) <= set(loop.launcher.graphs.known)
-    assert tokens == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
+    own = [key for key in loop.launcher.graphs.known if key not in ready]
+    assert {type(key) for key in own} == {ForwardKey, SampleKey}
+    assert tokens == drive(loop, SETTINGS[:1]) == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
+    assert counters.graph_misses == 0 and counters.graph_steps == counters.steps
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -163,11 +164,10 @@ def collect(loop, found):
                 found.setdefault(key, []).append(value)
 
 
-def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
+def test_a_larger_graph_adds_few_tokens(model):
     """Otherwise a step runs eagerly until its bucket has a graph; and always in an engine without stand-ins."""
     alone = graphs.ON_GPU._replace(stand_ins=())
-    for mixed, filling, missed in ((graphs.ON_GPU, 1024, False), (graphs.ON_GPU, 0, True), (alone, 1024, True)):
-        monkeypatch.setattr(graphs, "FILLING", filling)
+    for mixed, missed in ((graphs.ON_GPU, False), (graphs.ON_GPU._replace(filling=0), True), (alone, True)):
         device = SimDevice(1)
         loop = engine(device, model, mixed=mixed, patience=1)
         found = loop.launcher.graphs
@@ -200,13 +200,12 @@ def test_the_larger_graph_that_adds_least_serves(model):
 
 def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
     """Nothing would ask for them again."""
-    monkeypatch.setattr(graphs, "FILLED", 1)
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 12)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 13)
     device = SimDevice(1)
     loop = engine(device, model, buckets=(5,), patience=1)
     loop.capture()
     found = loop.launcher.graphs
-    assert len(found.stand_ins) == 10, "those that this engine's packets hold"
+    assert len(found.stand_ins) == 11, "those that this engine's packets hold"
     before = set(found.known)
     drive(loop, SETTINGS)
     assert before - set(found.known), "some were dropped"
@@ -216,7 +215,11 @@ def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
 @pytest.mark.parametrize("budget, most", [(200, 256), (256, 256), (300, 512), (4000, 4096), (8192, 4096)])
 def test_no_graph_serves_more_than_the_budget_of_a_step(budget, most):
     assert max(wiring._mixed(CudaDevice.caps, 600_000_000, budget).stand_ins) == most
-    assert not wiring._mixed(CudaDevice.caps, 8_000_000_000, budget).stand_ins
+
+
+@pytest.mark.parametrize("parameters, filling", [(600_000_000, 1024), (8_000_000_000, 256), (70_000_000_000, 64)])
+def test_a_larger_model_is_padded_less(parameters, filling):
+    assert wiring._mixed(CudaDevice.caps, parameters, 8192).filling == filling
 
 
 def test_a_capture_touches_no_row_but_the_null_row(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from math import inf
 
@@ -36,6 +37,7 @@ from gapless.step.graphs import (
     buckets_up_to,
 )
 from gapless.step.keys import ForwardKey, SampleKey
+from gapless.step.lanes.cut import CutKey
 from gapless.step.packet import Packer, PacketShape
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
@@ -274,9 +276,9 @@ def test_the_buckets_of_an_engine_are_those_of_its_rows():
 class SlowCaptures:
     """Captures that take `row_seconds` for each row of a forward, and no time for anything else."""
 
-    def __init__(self, row_seconds):
+    def __init__(self, row_seconds, rows=64, mixed=None):
         self.row_seconds, self.now, self.rows = row_seconds, 0.0, []
-        self.graphs = StepGraphs(GraphShapes(buckets_up_to(64), None, False, 16, 4096, 1, 1), self.capture, 2)
+        self.graphs = StepGraphs(GraphShapes(buckets_up_to(rows), mixed, False, 16, 1 << 20, 1, 1), self.capture, 2)
 
     def capture(self, order):
         for key in order.capture:
@@ -285,8 +287,8 @@ class SlowCaptures:
                 self.now += key.samples * self.row_seconds
         return [True] * len(order.capture)
 
-    def warm(self, seconds):
-        self.graphs.warm(seconds, lambda: self.now)
+    def warm(self, seconds, further=0.0):
+        self.graphs.warm(seconds, further, lambda: self.now)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +318,51 @@ def test_a_forward_for_which_a_start_had_no_time_is_captured_when_it_is_missed()
     assert slow.graphs.rest()
     slow.graphs.capture_due()
     assert slow.rows[-1] == 64 and slow.graphs.find((key,)) and not slow.graphs.rest()
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"), [(256, [64, 256, 16]), (512, [64, 256, 512, 16]), (100, [64, 100, 16]), (20, [20, 16]), (3, [3])]
+)
+def test_stand_ins_come_in_the_order_of_their_use(rows, order):
+    """Beside all rows, and few or many; short prompts first."""
+    graphs = SlowCaptures(0.0, rows, ON_GPU).graphs
+    sizes = [(key.batch.decode, key.packet.chunk_tokens) for key in graphs.stand_ins if isinstance(key, ForwardKey)]
+    assert sizes == [(decode, tokens) for decode in order for tokens in ON_GPU.tokens]
+    assert len(set(graphs.stand_ins)) == len(graphs.stand_ins)
+    likely = graphs.likely()
+    assert {SampleKey(key.packet.rows, key.samples, True) for key in likely if key in graphs.stand_ins and
+            isinstance(key, ForwardKey)} <= set(likely)  # fmt: skip
+
+
+def test_every_bucket_with_chunks_has_a_stand_in_that_pads_rows_and_chunks_alone():
+    graphs = SlowCaptures(0.0, 512, ON_GPU._replace(filling=256)).graphs
+    graphs.warm()
+    for decode, ending, going_on, tokens in itertools.product(graphs.beside, (0, 1, 64), (0, 1, 16), ON_GPU.tokens):
+        if ending + going_on and (key := graphs.mixed_key(decode, ending + going_on, tokens, going_on=going_on)):
+            larger = graphs.larger(key)
+            assert larger in graphs.stand_ins and larger.packet.chunk_tokens == tokens
+            assert decode <= larger.batch.decode <= max(4 * decode, 16)
+
+
+def test_stand_ins_for_which_a_start_had_no_time_are_captured_at_rest_after_what_was_missed():
+    slow = SlowCaptures(0.01, 256, ON_GPU)
+    graphs = slow.graphs
+    slow.warm(inf, 12.0)
+    captured = [graphs.has(key) for key in graphs.stand_ins]
+    first = captured.index(False)
+    assert first > 5 and not any(captured[first:]), "as many as there is time for"
+    other = SampleKey(7, 7, True)
+    assert not graphs.find((other,)) and not graphs.due and graphs.rest() and graphs.due
+    graphs.capture_due()
+    assert graphs.has(other) and not graphs.has(graphs.stand_ins[first])
+    turns = 0
+    while graphs.rest():
+        graphs.capture_due()
+        turns += 1
+        assert graphs.has(graphs.stand_ins[min(first + turns - 1, len(captured) - 1)])
+    assert all(map(graphs.has, graphs.stand_ins)) and turns > len(captured) - first, "and lanes of many rows"
+    wide = {key.rows for key in graphs.known if isinstance(key, CutKey)}
+    assert wide == {1, 4, 16, 64, 256}
 
 
 # Rows that begin several pages in a step.

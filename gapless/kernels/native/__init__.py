@@ -44,7 +44,7 @@ def kernels() -> Kernels:
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
-        {WeightKind.DENSE: NativeLinear, WeightKind.INT8: ByteLinear, WeightKind.INT4: ByteLinear},
+        PRODUCTS_BY_KIND,
         ops.rms_norm.default,
         ops.layer_norm.default,
         ops.add_rms_norm.default,
@@ -191,6 +191,34 @@ class ByteLinear:
         return out
 
 
+class Fp8Linear:
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16 over a weight in FP8, which is widened for AMX.
+
+    The products of 128 inputs are added up, or of a group; float32 adds these in their order, for any number of rows.
+    """
+
+    kind = WeightKind.FP8
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self | None:
+        """None if AMX does not serve, or not this dtype, or for groups that are no multiples of 32."""
+        fits = matrix.dtype == torch.bfloat16 and not matrix.layout.group % BLOCK
+        return cls(matrix) if fits and not torch.ops.gapless.amx_missing() else None
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.group, self.outputs, self.bias = matrix.layout.group, matrix.outputs, matrix.bias
+        weight, scale = (tensor.contiguous() for tensor in matrix.tensors)
+        self.weight: Tensor = torch.ops.gapless.linear_pack_fp8.default(weight, scale, self.group)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        how = self.weight, self.outputs, self.group, self.bias
+        if out is None:
+            found: Tensor = torch.ops.gapless.linear_fp8.default(x, *how)
+            return found
+        torch.ops.gapless.linear_fp8_to.default(x, *how, out)
+        return out
+
+
 class NativeLinear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out], over the one packed copy of the weight, in float32, bfloat16
     or float16. x and bias have the weight's dtype; of a weight in bfloat16 they may have any.
@@ -223,3 +251,11 @@ class NativeLinear:
         """Return the weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no other copy."""
         out: Tensor = torch.ops.gapless.embedding_packed.default(ids, self.weight, self.outputs, self.inputs)
         return out
+
+
+PRODUCTS_BY_KIND: dict[WeightKind, type[Linear]] = {
+    WeightKind.DENSE: NativeLinear,
+    WeightKind.FP8: Fp8Linear,
+    WeightKind.INT8: ByteLinear,
+    WeightKind.INT4: ByteLinear,
+}

@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "bytes.h"
+#include "fp8.h"
 #include "linear.h"
 #include "ops.h"
 #include "parallel.h"
@@ -18,6 +19,12 @@ namespace {
 enum Path { FLOATS, DOTS, AMX };
 
 bool fits_bias(const Maybe& bias, int64_t n) { return !bias || (bias->is_contiguous() && bias->numel() == n); }
+
+void fits_out(const Tensor& x, int64_t n, const Tensor& out) {
+  TORCH_CHECK(
+      out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
+      "gapless: a product to another shape or dtype");
+}
 
 Tensor linear_pack(const Tensor& weight) {
   whole(weight);
@@ -62,9 +69,7 @@ void linear_to(
   TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear wants a matrix with columns");
   const int64_t k = round_up(x.size(1), packed.scalar_type() == at::kBFloat16 ? 2 : 1);
   fits(packed.numel() == round_up(n, LANES) * k && fits_bias(bias, n), "linear");
-  TORCH_CHECK(
-      out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
-      "gapless: linear_to another shape or dtype");
+  fits_out(x, n, out);
   const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   if (path == FLOATS) multiply_floats(rows, packed, n, bias, out);
   else multiply_pairs(rows, packed, n, bias, path, out);
@@ -143,9 +148,7 @@ void linear_bytes_to(
   TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear_bytes wants a matrix with columns");
   const ByteForm form = form_of(packed, n, x.size(1), group);
   fits(fits_bias(bias, n), "linear_bytes");
-  TORCH_CHECK(
-      out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
-      "gapless: linear_bytes_to another shape or dtype");
+  fits_out(x, n, out);
   const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -178,6 +181,38 @@ Tensor embedding_bytes(
   return out;
 }
 
+Tensor linear_pack_fp8(const Tensor& weight, const Tensor& scales, int64_t group) {
+  whole(weight), whole(scales);
+  TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn, "gapless: linear_pack_fp8 wants float8_e4m3fn");
+  TORCH_CHECK(amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
+  fits(weight.dim() == 2 && weight.size(1) > 0 && group >= 0 && group % 32 == 0, "linear_pack_fp8");
+  const Fp8Form form{weight.size(0), weight.size(1), group};
+  fits(scales.numel() == form.n * (group ? (form.k + group - 1) / group : 1), "linear_pack_fp8");
+  Tensor packed = at::empty({form.tiles() * form.tile()}, weight.options().dtype(at::kByte));
+  pack_fp8(form, static_cast<const uint8_t*>(weight.const_data_ptr()), data<float>(scales), data<uint8_t>(packed));
+  return packed;
+}
+
+void linear_fp8_to(
+    const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias, const Tensor& out) {
+  TORCH_CHECK(amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear_fp8 wants a matrix with columns");
+  const Fp8Form form{n, x.size(1), group};
+  fits(packed.numel() == form.tiles() * form.tile() && fits_bias(bias, n), "linear_fp8");
+  fits_out(x, n, out);
+  const int64_t more = form.width() - form.k;
+  const Tensor rows = more ? at::constant_pad_nd(x, {0, more}) : x.stride(1) == 1 ? x : x.contiguous();
+  linear_fp8(
+      form, data<bf16>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed), bias ? data<bf16>(*bias) : nullptr,
+      data<bf16>(out));
+}
+
+Tensor linear_fp8_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias) {
+  Tensor out = at::empty({x.size(0), n}, x.options());
+  linear_fp8_to(x, packed, n, group, bias, out);
+  return out;
+}
+
 Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
   are_rows(ids, n);
   Tensor out = at::empty({ids.size(0), k}, packed.options());
@@ -204,6 +239,9 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
   m.def("linear_bytes_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
   m.def("embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, ScalarType dtype) -> Tensor");
+  m.def("linear_pack_fp8(Tensor weight, Tensor scales, int group) -> Tensor");
+  m.def("linear_fp8(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
+  m.def("linear_fp8_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
 }
 
@@ -215,6 +253,9 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_bytes", linear_bytes_op);
   m.impl("linear_bytes_to", linear_bytes_to);
   m.impl("embedding_bytes", embedding_bytes);
+  m.impl("linear_pack_fp8", linear_pack_fp8);
+  m.impl("linear_fp8", linear_fp8_op);
+  m.impl("linear_fp8_to", linear_fp8_to);
   m.impl("embedding_packed", embedding_packed);
 }
 

@@ -1,0 +1,206 @@
+"""Linear layers of quantised weights on CUDA, alone and in a way of few launches for few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from gapless.kernels import few_rows
+from gapless.kernels.few_rows import FewRowsOps
+from gapless.kernels.fp8_rows_triton import triton_fp8_rows
+from gapless.kernels.kinds import WeightKind
+from gapless.kernels.library_triton import arch, operator
+from gapless.kernels.linear import TorchLinear
+from gapless.kernels.matrix import Matrix
+from gapless.kernels.quantised import CHUNK_BYTES, launch_codes, launch_numbers
+from gapless.kernels.quantised_triton import FP8, INT4, INT8
+from gapless.kernels.seam import FastWay, LayerProduct
+
+MOST_CODED_ROWS = 64
+"""Most rows by the kernel here, and of FP8 by groups:"""
+MOST_GROUPED_ROWS = 512
+"""More rows take less time in torch's products: the scaled one of FP8, or the plain one of decoded weights."""
+DECODED_BYTES = 32 << 20
+"""Bytes of a weight that are decoded at a time: they stay in the L2 cache"""
+MOST_FUSED_ROWS = 32
+"""Most rows whose norms, gates and sums are joined with products by quantised weights"""
+CODES = {WeightKind.FP8: FP8.value, WeightKind.INT8: INT8.value, WeightKind.INT4: INT4.value}
+
+
+def coded_linear(
+    x: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
+    code: list[int], out: Tensor,
+) -> None:  # fmt: skip
+    """Write x [M, K] times a weight + bias to `out` [M, N]; see `launch_codes`. code: kind and group."""
+    launch_codes(x, codes, scale, zero, bias, out, *code, factor=factor)
+
+
+def coded_normed_linear(
+    x: Tensor, norm: Tensor, eps: float, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
+    code: list[int], gated: bool,
+) -> Tensor:  # fmt: skip
+    """Return rms_norm(x [M, K]) times a weight + bias [M, N], or [M, N // 2] after SiLU times gate."""
+    out = x.new_empty(x.shape[0], codes.shape[0] // (2 if gated else 1))
+    launch_codes(x, codes, scale, zero, bias, out, *code, norm=norm, eps=eps, gated=gated)
+    return out
+
+
+def coded_gated_linear(
+    x: Tensor, factor: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, code: list[int], out: Tensor
+) -> None:
+    """Write SiLU times gate of x, E4M3 codes with a factor, times a weight + bias to `out` [M, N // 2]."""
+    launch_codes(x, codes, scale, None, bias, out, *code, factor=factor, gated=True)
+
+
+def coded_linear_add(
+    x: Tensor, y: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None,
+    bias: Tensor | None, code: list[int],
+) -> None:  # fmt: skip
+    """Do x [M, N] += y [M, K] times a weight + bias, in place and rounded once."""
+    launch_codes(y, codes, scale, zero, bias, x, *code, add=True, factor=factor)
+
+
+def decoded(codes: Tensor, scale: Tensor, zero: Tensor | None, code: list[int], out: Tensor) -> None:
+    """Write the numbers of some rows of a weight to `out` [N, K]."""
+    launch_numbers(codes, scale, zero, out, *code)
+
+
+triton_decoded = operator(decoded, "out")
+triton_coded_linear = operator(coded_linear, "out")
+triton_coded_normed_linear = operator(coded_normed_linear)
+triton_coded_gated_linear = operator(coded_gated_linear, "out")
+triton_coded_linear_add = operator(coded_linear_add, "x")
+
+
+class Coded(NamedTuple):
+    """Inputs of a product by an FP8 weight: E4M3 codes [M, K] and a factor float32 [M, 1]."""
+
+    codes: Tensor
+    factor: Tensor
+
+
+class CodedLinear:
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] of a weight that stays in its codes on the device.
+
+    One row is multiplied as it is. More rows for an FP8 weight are rounded to E4M3 first, each by its own scale, if the
+    GPU multiplies these. A row's bits follow from itself, the weight and the number of rows.
+    """
+
+    kind: WeightKind
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.weight, self.scale, *rest = matrix.tensors
+        self.zero = rest[0] if rest else None
+        self.bias, self.dtype = matrix.bias, matrix.dtype
+        self.code = [CODES[matrix.layout.kind], matrix.layout.group]
+        self.codes = self.weight.view(torch.uint8)
+        gpu = arch(self.weight.device)
+        self.rounds = self.kind is WeightKind.FP8 and gpu.vendor == "nvidia" and gpu.capability >= (8, 9)
+        """Whether inputs of several rows are rounded to E4M3"""
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> Self | None:
+        codes, group = matrix.tensors[0], matrix.layout.group
+        if codes.shape[1] % CHUNK_BYTES or group % (32 if matrix.layout.kind is WeightKind.INT4 else 16):
+            return None
+        if not all(tensor.is_contiguous() for tensor in matrix.tensors):
+            matrix = matrix._replace(tensors=tuple(tensor.contiguous() for tensor in matrix.tensors))
+        return cls(matrix)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        rows, outputs = x.shape[0], len(self.codes)
+        out = x.new_empty(rows, outputs) if out is None else out
+        if rows == 0:  # if a chunk ends before its prompt
+            return out
+        x = x.contiguous()
+        few = rows <= MOST_CODED_ROWS
+        if self.rounds and rows > 1 and (few or not self.code[1] or rows <= MOST_GROUPED_ROWS):
+            codes, factor = triton_fp8_rows(x, None, 0.0)
+            if few or self.code[1] or outputs % 16:
+                triton_coded_linear(codes, factor, self.codes, self.scale, None, self.bias, self.code, out)
+            else:
+                torch._scaled_mm(
+                    codes, self.weight.t(), factor, self.scale.t(), self.bias, None, out.dtype, True, out=out
+                )
+        elif few:
+            triton_coded_linear(x, None, self.codes, self.scale, self.zero, self.bias, self.code, out)
+        else:
+            self._decoded(x, out)
+        return out
+
+    def _decoded(self, x: Tensor, out: Tensor) -> None:
+        """Write the product to `out` by pieces of the weight, each decoded before it is multiplied."""
+        size = max(1, DECODED_BYTES // (x.shape[1] * x.element_size()))
+        piece = x.new_empty(min(size, len(self.codes)), x.shape[1])
+        for first in range(0, len(self.codes), size):
+            own = slice(first, min(first + size, len(self.codes)))
+            weight = piece[: own.stop - first]
+            triton_decoded(
+                self.codes[own], self.scale[own], None if self.zero is None else self.zero[own], self.code, weight
+            )
+            if self.bias is None:
+                torch.mm(x, weight.t(), out=out[:, own])
+            else:
+                torch.addmm(self.bias[own], x, weight.t(), out=out[:, own])
+
+
+class Fp8Linear(CodedLinear):
+    kind = WeightKind.FP8
+
+
+class Int8Linear(CodedLinear):
+    kind = WeightKind.INT8
+
+
+class Int4Linear(CodedLinear):
+    kind = WeightKind.INT4
+
+
+CODED_PRODUCTS = {linear.kind: linear for linear in (Fp8Linear, Int8Linear, Int4Linear)}
+"""The products by quantised weights for models of 16-bit numbers"""
+
+
+def most_rows(products: Sequence[LayerProduct]) -> int:
+    """Return the most rows of a model that has quantised weights, and perhaps plain ones: 0 for any others."""
+    coded = [product for product in products if isinstance(product.linear, CodedLinear)]
+    plain = [product for product in products if isinstance(product.linear, TorchLinear)]
+    if not coded or len(coded) + len(plain) < len(products):
+        return 0
+    return min(MOST_FUSED_ROWS, few_rows.most_rows(plain))
+
+
+class CodedOps(FewRowsOps):
+    """Implements `LayerOps` in few launches for quantised weights, with plain ones between them."""
+
+    def _product(self, weight: Tensor, product: LayerProduct, gated: bool) -> Tensor:
+        linear = product.linear
+        if not isinstance(linear, CodedLinear):
+            return super()._product(weight, product, gated)
+        if not linear.rounds or len(self.x) == 1:
+            found: Tensor = triton_coded_normed_linear(
+                self.x, weight, self.eps, linear.codes, linear.scale, linear.zero, linear.bias, linear.code, gated
+            )
+            return found
+        codes, factor = triton_fp8_rows(self.x, weight, self.eps)
+        out = self.x.new_empty(len(codes), len(linear.codes) // (2 if gated else 1))
+        if gated:
+            triton_coded_gated_linear(codes, factor, linear.codes, linear.scale, linear.bias, linear.code, out)
+        else:
+            triton_coded_linear(codes, factor, linear.codes, linear.scale, None, linear.bias, linear.code, out)
+        return out
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        linear = product.linear
+        if not isinstance(linear, CodedLinear):
+            return super().add(y, product, norm)
+        factor = None
+        if linear.rounds and len(y) > 1:
+            y, factor = triton_fp8_rows(y, None, 0.0)
+        triton_coded_linear_add(self.x, y, factor, linear.codes, linear.scale, linear.zero, linear.bias, linear.code)
+        return norm
+
+
+CODED_ROWS = FastWay(CodedOps, most_rows)
