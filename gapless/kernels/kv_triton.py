@@ -1,7 +1,7 @@
 """The formats of a KV memory in Triton: loads keys and values of entries, and writes a token's. Reference: kv.py.
 
-The memory's dtype is its format, known when a kernel is compiled. A tile of values in fewer bits is two halves joined:
-column 2 j is number j of the head, and column 2 j + 1 number j + D / 2. See `value_columns`.
+The memory's dtype is its format, known when a kernel is compiled. A tile of values from nibbles has the order of their
+bytes: column 2 j is number j of the head, and column 2 j + 1 number j + D / 2. See `value_columns`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -20,18 +20,6 @@ _LARGEST_HALF = tl.constexpr(LARGEST_HALF)
 _LEVELS = tl.constexpr(LEVELS)
 _TO_INTEGERS = tl.constexpr(12_582_912.0)
 """1.5 * 2 ** 23: numbers plus it are rounded to integers, ties to even."""
-
-
-_E4M3_TO_BF16 = tl.constexpr(
-    "{ .reg .b32 s, m, n, f, z; mov.b32 f, 0x7b807b80; mov.b32 z, 0x80008000;"
-    + "".join(
-        f" prmt.b32 m, $2, 0, {pick}; and.b32 s, m, z; shr.u32 m, m, 4; and.b32 m, m, 0x07f007f0;"
-        f" add.u32 n, m, 0x00100010; and.b32 n, n, 0x08000800; shl.b32 n, n, 3; or.b32 m, m, n; or.b32 m, m, s;"
-        f" fma.rn.bf16x2 ${out}, m, f, z;"
-        for out, pick in ((0, "0x1404"), (1, "0x3424"))
-    )
-    + " }"
-)
 
 
 @triton.jit
@@ -73,37 +61,35 @@ def values_of(
     values, pairs, base, offset, there, q, ENTRY: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """Load values [N, D_PAD] as `keys_of`, with the columns of `value_columns`."""
-    if values.dtype.element_ty == tl.uint8 or values.dtype.element_ty == tl.float8e4nv:
-        half = tl.arange(0, q.shape[1] // 2)[None, :]
-        inside = tl.max(there.to(tl.int32), 1) > 0
-        here = inside[:, None] & (half < D // 2)
-        if values.dtype.element_ty == tl.uint8:
-            byte = _part(values + (base + offset * (ENTRY // 2))[:, None] + half, here, MASKED)
-            words = (pairs + (base + offset * (ENTRY // D * 4))).to(tl.pointer_type(tl.uint32), bitcast=True)
-            word = _part(words, inside, MASKED)
-            scale = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
-            least = (word >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
-            low = ((byte & 15).to(tl.float32) * scale + least).to(q.dtype)
-            high = ((byte >> 4).to(tl.float32) * scale + least).to(q.dtype)
+    if values.dtype.element_ty == tl.uint8:
+        HALF: tl.constexpr = D // 2
+        place = values + (base + offset * (ENTRY // 2))[:, None] + tl.arange(0, q.shape[1] // 2)[None, :]
+        words = (pairs + (base + offset * (ENTRY // D * 4))).to(tl.pointer_type(tl.uint32), bitcast=True)
+        if MASKED:
+            inside = tl.max(there.to(tl.int32), 1) > 0
+            byte = tl.load(place, mask=inside[:, None] & (tl.arange(0, q.shape[1] // 2) < HALF)[None, :], other=0)
+            word = tl.load(words, mask=inside, other=0)
         else:
-            place = _as_bytes(values) + (base + offset * ENTRY)[:, None] + half
-            low = _from_e4m3(_part(place, here, MASKED), q.dtype)
-            high = _from_e4m3(_part(place + D // 2, here, MASKED), q.dtype)
-        return tl.reshape(tl.join(low, high), [low.shape[0], q.shape[1]])
+            byte, word = tl.load(place), tl.load(words)
+        scale = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = (word >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        low, high = (byte & 15).to(tl.float32) * scale + least, (byte >> 4).to(tl.float32) * scale + least
+        return tl.reshape(tl.join(low, high), [low.shape[0], q.shape[1]]).to(q.dtype)
+    where = base + offset * ENTRY
     offs_d = tl.arange(0, q.shape[1])
-    return computable(_part(values + (base + offset * ENTRY)[:, None] + offs_d[None, :], there, MASKED))
-
-
-@triton.jit
-def _part(place, there, MASKED: tl.constexpr):
-    return tl.load(place, mask=there, other=0) if MASKED else tl.load(place)
+    values = _as_bytes(values)
+    if MASKED:
+        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0)
+    else:
+        v = tl.load(values + where[:, None] + offs_d[None, :])
+    return _from_e4m3(v, q.dtype) if v.dtype == tl.uint8 else computable(v)
 
 
 @triton.jit
 def value_columns(cache, D: tl.constexpr, D_PAD: tl.constexpr):
     """Return the number in a head of each column of a tile of values [D_PAD]; at least D for columns of none."""
     column = tl.arange(0, D_PAD)
-    if cache.dtype.element_ty == tl.uint8 or cache.dtype.element_ty == tl.float8e4nv:
+    if cache.dtype.element_ty == tl.uint8:
         column = tl.where(column < D, column // 2 + column % 2 * (D // 2), D)
     return column
 
@@ -130,14 +116,10 @@ def _as_bytes(place):
 
 @triton.jit
 def _from_e4m3(bytes, dtype: tl.constexpr):
-    """Return the numbers of bytes as bfloat16, float16 or float32; NaN and what stands for it in bfloat16, infinity,
-    make a row bad."""
+    found = bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
     if _INTERPRETED:  # it reads the bytes of NaN as 480
-        found = bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
-        return tl.where((bytes & 127) == 127, float("nan"), found).to(dtype)
-    if dtype == tl.bfloat16:  # conversions are slow: bits of the same exponents, times 2 ** 120
-        return tl.inline_asm_elementwise(_E4M3_TO_BF16, "=r,=r,r", [bytes], dtype, True, 4)
-    return bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
+        found = tl.where((bytes & 127) == 127, float("nan"), found).to(dtype)
+    return found
 
 
 @triton.jit
