@@ -169,3 +169,12 @@ def test_another_format_of_kv_is_refused_by_name(value):
 def test_the_spelling_of_vllm_is_fp8():
     with LLM("demo", kv_cache_dtype="fp8_e4m3", max_model_len=64) as llm:
         assert llm.info.kv_cache_dtype == "fp8"
+
+
+def test_a_gpu_without_e4m3_is_refused_by_name(monkeypatch):
+    model = load_model(EngineConfig("demo"), CPU)
+    model.kernels = model.kernels._replace(name="triton")
+    monkeypatch.setattr("gapless.device.facts.vendor", lambda: "nvidia")
+    monkeypatch.setattr("gapless.device.facts.capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8 needs an NVIDIA GPU of compute capability 8.9"):
+        store_kv(model, KVFormat.FP8, 16)
