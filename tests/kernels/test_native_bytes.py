@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from gapless.kernels.kinds import WeightKind, WeightLayout
 from gapless.kernels.matrix import Matrix, dense, refill, tensor_shapes
-from gapless.kernels.native import ByteLinear, Fp8Linear, draft_linear
+from gapless.kernels.native import ByteLinear, HalfFp8Linear, draft_linear
 
 INT8, INT4 = WeightKind.INT8, WeightKind.INT4
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -223,7 +223,7 @@ def eight_bits(group: int, outputs: int, inputs: int, biased: bool = True) -> Ma
 )
 def test_fp8_is_exact_and_does_not_depend_on_the_batch(group, outputs, inputs):
     matrix = eight_bits(group, outputs, inputs)
-    layer, x = Fp8Linear.of(matrix), torch.randn(150, inputs).bfloat16()
+    layer, x = HalfFp8Linear.of(matrix), torch.randn(150, inputs).bfloat16()
     got, weight = layer(x), numbers(matrix)
     want = x.double() @ weight.T + matrix.bias.double()
     room = (x.double().abs() @ weight.abs().T) * 2**-21 + want.abs() * 2**-8
@@ -239,10 +239,10 @@ def test_fp8_is_exact_and_does_not_depend_on_the_batch(group, outputs, inputs):
 def test_fp8_keeps_a_value_that_is_no_number_in_its_row_and_its_output():
     matrix = eight_bits(32, 64, 96, biased=False)
     x = torch.randn(5, 96).bfloat16()
-    clean = Fp8Linear.of(matrix)(x)
+    clean = HalfFp8Linear.of(matrix)(x)
     matrix.tensors[0].view(torch.uint8)[3, 40] = 255
     x[1, 5] = torch.nan
-    got, rows, columns = Fp8Linear.of(matrix)(x), torch.arange(5) != 1, torch.arange(64) != 3
+    got, rows, columns = HalfFp8Linear.of(matrix)(x), torch.arange(5) != 1, torch.arange(64) != 3
     assert got[1].isnan().all() and got[:, 3].isnan().all()
     assert torch.equal(got[rows][:, columns], clean[rows][:, columns])
 
@@ -250,7 +250,7 @@ def test_fp8_keeps_a_value_that_is_no_number_in_its_row_and_its_output():
 def test_fp8_is_multiplied_out_when_the_model_is_not_bfloat16_or_the_group_does_not_fit():
     matrix = eight_bits(128, 64, 128)
     for other in (matrix._replace(dtype=torch.float32), eight_bits(48, 64, 96)):
-        assert Fp8Linear.of(other) is None
+        assert HalfFp8Linear.of(other) is None
         assert load_native().linear(other).kind is WeightKind.DENSE
 
 

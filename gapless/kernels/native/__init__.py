@@ -185,7 +185,7 @@ class ByteLinear:
         return out
 
 
-class Fp8Linear:
+class HalfFp8Linear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16 over a weight in FP8, which is widened for AMX.
 
     The products of 128 inputs are added up, or of a group; float32 adds these in their order, for any number of rows.
@@ -249,7 +249,7 @@ class NativeLinear:
 
 PRODUCTS_BY_KIND: dict[WeightKind, type[Linear]] = {
     WeightKind.DENSE: NativeLinear,
-    WeightKind.FP8: Fp8Linear,
+    WeightKind.FP8: HalfFp8Linear,
     WeightKind.INT8: ByteLinear,
     WeightKind.INT4: ByteLinear,
 }
