@@ -1,4 +1,4 @@
-"""Products by quantised weights, in Triton: a weight is decoded in registers and multiplied at once.
+"""Products by quantised weights, in Triton: the weight is decoded in registers, before the sums.
 
 One row is multiplied in float32 by programs that hold it in registers. More rows use tensor cores: the
 weight is the first operand, an exact number of the inputs' dtype for each code, and scales multiply float32 sums: of a
@@ -24,7 +24,7 @@ FP8, INT8, INT4 = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 ASKED = tl.constexpr(4)
 """Blocks of columns whose weights a program requests before its input is ready"""
 _DOWN = tl.constexpr(2.0**69)
-"""The factor of sums: their codes are 2^149 times too small, their inputs 2^80 times too large."""
+"""Factor that sums lack: codes are 2^149 times too small, inputs are made 2^80 times greater."""
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _words(lines, row, inside, at, COUNT: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def _values(x, at, real, KIND: tl.constexpr, HALF: tl.constexpr):
-    """Return the inputs for each code of a word, a tuple of float32 [CHUNKS, 4]. x: four numbers of HALF in an int64.
+    """Return the inputs of each code of a word, a tuple of float32 [CHUNKS, 4]. x: four numbers of HALF in an int64.
     Inputs of high nibbles are 16 further."""
     WIDE: tl.constexpr = 32 if KIND == INT4 else 16
     place = x + at[:, None] * (WIDE // 4) + tl.arange(0, 4)[None, :]
