@@ -211,7 +211,7 @@ def summed_norm_kernel(
 
 
 class Plan(NamedTuple):
-    """Who computes what of a product."""
+    """The shares of a product's programs."""
 
     tiles: StreamTiles
     blocks: int

@@ -1,4 +1,4 @@
-"""The KV memory of a model: its format, its pages, and the scales of what is stored in fewer bits.
+"""The KV memory of a model: its format, its pages, and the scales of formats of fewer bits.
 
 Scales that no checkpoint gives are measured when weights are loaded, and again when they are replaced: a forward of
 fixed tokens, with the reference's attention over a memory of the model's dtype, gives the largest key and value of each

@@ -25,7 +25,7 @@ from gapless.model.decoder import Decoder
 from gapless.model.drafting.mtp import of_mtp_layers
 from gapless.model.families import family_of
 from gapless.model.fields import Fields
-from gapless.model.formats import format_of
+from gapless.model.formats.of_model import format_of
 from gapless.model.params import allocate
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check
 from gapless.model.slots import slots

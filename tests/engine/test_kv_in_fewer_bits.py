@@ -23,7 +23,7 @@ from gapless.model.loader import load_model, read_params
 from gapless.model.params import allocate
 from gapless.model.self_check import TOKENS, paged_logits, tokens
 from gapless.model.update import put_weights
-from gapless.offload.tiers.frames import PeerRefused, _check_same
+from gapless.offload.tiers.frames import PeerRefused, check_same
 
 KINDS = ["fp8", "k8v4"]
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
         names = [plain.name(model.config, model, "cpu")]
         tiers.look_at_weights()
         tiers.name(model.config, model, "cpu")
-        found[kind] = tiers._namespace
+        found[kind] = tiers.namespace
         if kind is not KVFormat.AUTO:
             store_kv(model, kind, 16, torch.full((len(model.spec.layers), 2), 0.25))
             names.append(plain.name(model.config, model, "cpu"))
@@ -93,7 +93,7 @@ def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
     assert len({one.digest for one in found.values()}) == 3
     ours, theirs = found[KVFormat.FP8], found[KVFormat.K8V4]
     with pytest.raises(PeerRefused, match=r'ours: .*"kv_cache_dtype": "fp8 .*theirs: .*"kv_cache_dtype": "k8v4 '):
-        _check_same(ours, theirs.digest, theirs.text.encode())
+        check_same(ours, theirs.digest, theirs.text.encode())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -149,10 +149,12 @@ void multiply_some(const BytePart& part, int64_t first) {
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++)
+      for (int v = 0; v < WIDE; v++) {
+        const Ints whole = CHAINS == 2 ? sums[0][r][v] + sums[CHAINS - 1][r][v] : sums[0][r][v];
         found[r][v] = add_unit(
-            found[r][v], CHAINS == 2 ? sums[0][r][v] + sums[CHAINS - 1][r][v] : sums[0][r][v],
-            load_floats(scales + v * WIDTH), part.x.scales[(part.row + r) * units + u]);
+            found[r][v], __builtin_convertvector(whole, Floats), load_floats(scales + v * WIDTH),
+            part.x.scales[(part.row + r) * units + u]);
+      }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; r++) std::memcpy(part.results + r * TILE + first, found[r], sizeof(found[r]));

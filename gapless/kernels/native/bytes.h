@@ -40,10 +40,6 @@ struct ByteForm {
 void pack_bytes(
     const ByteForm& form, const uint8_t* weight, const float* scales, const uint8_t* zeros, uint8_t* packed);
 
-// Rows `ids` of the weight in plain order, out [count, k].
-template <typename T>
-void unpack_byte_rows(const ByteForm& form, const uint8_t* packed, const int64_t* ids, int64_t count, T* out);
-
 // Rows of x in whole numbers. For each unit, `scales` has the value of one step, NaN if an input is not finite; `sums`
 // adds the steps up.
 struct Steps {
@@ -81,9 +77,7 @@ void linear_bytes(
     bool amx);
 
 // The sum of a unit, times its scales, added to what was found before. Every way computes it here.
-inline Floats add_unit(Floats found, Ints sums, Floats scale, float x_scale) {
-  return found + __builtin_convertvector(sums, Floats) * scale * x_scale;
-}
+inline Floats add_unit(Floats found, Floats sums, Floats scale, float x_scale) { return found + sums * scale * x_scale; }
 
 // Whole numbers of 16 bits times one.
 inline Ints times(Ints a, int32_t b) {

@@ -82,22 +82,22 @@ template <bool ZEROS, typename Scale>
 void add_units(const BytePart& part, int64_t rows, int64_t u, const uint8_t* head, const int32_t* sums) {
   constexpr int VECTORS = TILE / WIDTH;
   const int32_t middle = part.form.nibbles ? MIDDLE_NIBBLE : MIDDLE;
-  Floats scales[VECTORS];
-  Ints zeros[VECTORS];
+  Floats scales[VECTORS], zeros[VECTORS];  // whole numbers below 2^24 are exact as floats
   for (int v = 0; v < VECTORS; v++) {
     scales[v] = load_floats(reinterpret_cast<const Scale*>(head) + v * WIDTH);
-    zeros[v] = ZEROS ? load_zeros(head + TILE * sizeof(Scale) + v * WIDTH) : Ints{} + middle;
+    const Ints own = ZEROS ? load_zeros(head + TILE * sizeof(Scale) + v * WIDTH) : Ints{} + middle;
+    zeros[v] = __builtin_convertvector(own, Floats);
   }
   for (int64_t r = 0; r < rows; r++) {
     const int64_t at = (part.row + r) * part.x.units + u;
-    const float scale = part.x.scales[at];
-    const int32_t sum = part.x.sums[at];
+    const float scale = part.x.scales[at], sum = float(part.x.sums[at]);
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) {
       float* to = part.results + r * TILE + v * WIDTH;
       Ints found;
       std::memcpy(&found, sums + r * TILE + v * WIDTH, sizeof(found));
-      store_floats(to, add_unit(load_floats(to), found - times(zeros[v], sum), scales[v], scale));
+      const Floats whole = __builtin_convertvector(found, Floats) - zeros[v] * sum;
+      store_floats(to, add_unit(load_floats(to), whole, scales[v], scale));
     }
   }
 }

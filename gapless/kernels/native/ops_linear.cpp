@@ -164,23 +164,6 @@ Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t
   return out;
 }
 
-void are_rows(const Tensor& ids, int64_t n) {
-  for (int64_t i = 0; i < ids.size(0); i++)
-    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
-}
-
-Tensor embedding_bytes(
-    const Tensor& ids, const Tensor& packed, int64_t n, int64_t k, int64_t group, at::ScalarType dtype) {
-  are_rows(ids, n);
-  const ByteForm form = form_of(packed, n, k, group);
-  Tensor out = at::empty({ids.size(0), k}, packed.options().dtype(dtype));
-  by_dtype(out, [&](auto* t) {
-    using T = std::remove_pointer_t<decltype(t)>;
-    unpack_byte_rows(form, data<uint8_t>(packed) + FRONT, longs(ids), ids.size(0), data<T>(out));
-  });
-  return out;
-}
-
 Tensor linear_pack_fp8(const Tensor& weight, const Tensor& scales, int64_t group) {
   whole(weight), whole(scales);
   TORCH_CHECK(weight.scalar_type() == at::kFloat8_e4m3fn, "gapless: linear_pack_fp8 wants float8_e4m3fn");
@@ -214,7 +197,8 @@ Tensor linear_fp8_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t g
 }
 
 Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
-  are_rows(ids, n);
+  for (int64_t i = 0; i < ids.size(0); i++)
+    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
   Tensor out = at::empty({ids.size(0), k}, packed.options());
   by_dtype(packed, [&](auto* t) {
     using W = std::remove_pointer_t<decltype(t)>;
@@ -238,7 +222,6 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_pack_bytes(Tensor weight, Tensor scales, Tensor? zeros, int group) -> Tensor");
   m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
   m.def("linear_bytes_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
-  m.def("embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, ScalarType dtype) -> Tensor");
   m.def("linear_pack_fp8(Tensor weight, Tensor scales, int group) -> Tensor");
   m.def("linear_fp8(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
   m.def("linear_fp8_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
@@ -252,7 +235,6 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_pack_bytes", linear_pack_bytes);
   m.impl("linear_bytes", linear_bytes_op);
   m.impl("linear_bytes_to", linear_bytes_to);
-  m.impl("embedding_bytes", embedding_bytes);
   m.impl("linear_pack_fp8", linear_pack_fp8);
   m.impl("linear_fp8", linear_fp8_op);
   m.impl("linear_fp8_to", linear_fp8_to);
