@@ -211,7 +211,7 @@ def summed_norm_kernel(
 
 
 class Plan(NamedTuple):
-    """The shares of a product's programs."""
+    """The shares of programs in a product."""
 
     tiles: StreamTiles
     blocks: int

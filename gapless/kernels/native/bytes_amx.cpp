@@ -1,11 +1,11 @@
-// The product of bytes.h on AMX: 16 rows of a unit of x by a unit of 16 outputs a time, which are stored as the unit wants
+// The product of bytes.h on AMX: 16 rows of a unit of x by a unit of 16 outputs a time. Weights are stored as AMX takes
 // them; nibbles become bytes before.
 #include "bytes.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tiles.h"
+#include "tiled_rows.h"
 
 namespace gapless {
 
@@ -13,21 +13,7 @@ namespace gapless {
 
 namespace {
 
-constexpr int64_t TILE_ROWS = 16, STRIDE = 4 * TILE;
-// Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of the weight.
-constexpr int X = 4, WEIGHT = 6;
-
-// Gives the tiles their shapes, for 1 to 32 rows and units of 32 or 64 inputs, if this thread's have others.
-void configure(int64_t rows, int64_t unit) {
-  alignas(64) uint8_t shapes[64] = {1};
-  const uint8_t first = uint8_t(std::min(rows, TILE_ROWS)), more = uint8_t(rows - first), other = more ? more : first;
-  const uint8_t heights[] = {first, other, first, other, first, more, uint8_t(unit / 4), uint8_t(unit / 4)};
-  for (int tile = 0; tile < 8; tile++) {
-    shapes[16 + 2 * tile] = heights[tile] ? tile == X || tile == X + 1 ? uint8_t(unit) : 64 : 0;  // bytes of a row
-    shapes[48 + tile] = heights[tile];
-  }
-  tile_configure(shapes);
-}
+constexpr int64_t STRIDE = 4 * TILE;
 
 struct Unit {
   const int8_t* x;

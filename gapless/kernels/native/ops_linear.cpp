@@ -81,8 +81,8 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& 
   return out;
 }
 
-// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room for
-// all of them: a copy of another weight of the shape fits. What is not used of it is never touched.
+// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room
+// for all of them: a copy of another weight of the shape fits. The room that a form leaves is never touched.
 enum Packing : uint8_t { NIBBLES = 1, NARROW = 2, ZEROS = 4 };
 constexpr int64_t FRONT = 64;
 
@@ -126,13 +126,13 @@ int packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zeros, i
 Tensor linear_pack_bytes(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
   whole(weight), whole(scales);
   const bool nibbles = weight.scalar_type() == at::kByte;
-  TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8, or nibbles in uint8");
+  TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8 or uint8");
   fits(weight.dim() == 2 && scales.dim() == 2 && group >= 0 && group % 32 == 0 && nibbles == zeros.has_value(),
        "linear_pack_bytes");
-  const int64_t n = weight.size(0), k = weight.size(1) * (nibbles ? 2 : 1), groups = group ? (k + group - 1) / group : 1;
-  const std::array<int64_t, 2> sizes{n, groups};
-  fits(k > 0 && (!nibbles || k % 32 == 0) && scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes()),
-       "linear_pack_bytes");
+  const int64_t n = weight.size(0), k = weight.size(1) * (nibbles ? 2 : 1);
+  const std::array<int64_t, 2> sizes{n, group ? (k + group - 1) / group : 1};
+  const bool same = scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes());
+  fits(k > 0 && (!nibbles || k % 32 == 0) && same, "linear_pack_bytes");
   const int packing = packing_of(weight, scales, zeros, group);
   Tensor packed = at::empty({room(n, k, group, packing)}, weight.options().dtype(at::kByte));
   uint8_t* to = data<uint8_t>(packed);
@@ -153,8 +153,8 @@ void linear_bytes_to(
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     linear_bytes(
-        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT, bias ? data<T>(*bias) : nullptr,
-        data<T>(out), amx_missing().empty());
+        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT,
+        bias ? data<T>(*bias) : nullptr, data<T>(out), amx_missing().empty());
   });
 }
 
