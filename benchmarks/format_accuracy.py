@@ -1,6 +1,6 @@
 """How many of the demo model's questions each format of weights and of KV pages answers right, beside plain ones.
 
-`python benchmarks/format_accuracy.py [--questions 2000] [--device cuda] [--out FILE]` prints a Markdown table. Plain is
+`python benchmarks/format_accuracy.py [--questions 1000] [--device cuda] [--out FILE]` prints a Markdown table. Plain is
 bfloat16; the same questions are asked of all, and p is McNemar's.
 """
 
@@ -51,7 +51,7 @@ def table(results: dict[str, Path]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -11,7 +11,7 @@ from gapless.base.errors import CheckpointError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """File names of the weights in a model directory: one file, or the index of several."""
 GGUF_NAME, GGUF_TABLE = "model.gguf", "model.gguf.json"
-"""The same in a folder made of a GGUF file: a link to it, and its tensors by the names of Hugging Face"""
+"""File names in a folder made of a GGUF file: a link to it, and a table of its tensors by the names of Hugging Face"""
 
 
 def read_text(path: Path) -> str | None:

@@ -11,7 +11,7 @@ from gapless.base.progress import in_bytes
 from gapless.kernels.kinds import Reach
 from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.model.config import ModelConfig
-from gapless.model.formats import layouts_of
+from gapless.model.formats.of_model import layouts_of
 from gapless.model.registry import Impl
 from gapless.model.spec import LayerSpec, ModelSpec
 

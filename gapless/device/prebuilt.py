@@ -22,6 +22,7 @@ SWITCH = "GAPLESS_PREBUILT"
 """0 in this environment variable: what a wheel brings is not used."""
 V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 V3_FLAGS = V2 | compiling.V3_NEEDS
+AMX_FLAGS = "-mamx-tile", "-mamx-bf16", "-mamx-int8"
 V4 = V3_FLAGS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
@@ -41,7 +42,7 @@ VARIANTS = (
         # AMX serves where processor and Linux have it: kernels/native/amx.cpp asks both.
         "x86-64-v4-amx",
         "x86_64",
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mtune=sapphirerapids"),
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", *AMX_FLAGS, "-mtune=sapphirerapids"),
         V4 | {"avx512_vnni", "avx512_bf16"},
     ),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4", "-mtune=skylake-avx512"), V4),

@@ -48,7 +48,7 @@ class EngineTiers:
             raise ConfigError(f"kv_tiers: host and peer need {asked:,} bytes, this machine has {most:,}: give less")
         plan = config.peer_plan
         self._config, self._peers = config, with_key(plan, config.kv_peer_key_file) if plan else plan
-        self._namespace, self._weights = Namespace(""), ""
+        self.namespace, self._weights = Namespace(""), ""
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -75,7 +75,7 @@ class EngineTiers:
         self.look_at_weights()
         if self._weights != before:
             raise ConfigError("model: its files changed while they were loaded; start again when they are complete")
-        self._namespace = Namespace.of(
+        self.namespace = Namespace.of(
             {
                 "format": PAGE_FORMAT,
                 "model": model_config.architecture,
@@ -92,7 +92,7 @@ class EngineTiers:
                 "device": device,
             }
         )
-        return self._namespace.digest.hex()
+        return self.namespace.digest.hex()
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Call `wake` too, which ends an idle engine's wait, when a tier has news."""
@@ -113,7 +113,7 @@ class EngineTiers:
         slot_bytes = tuple(transfers.stride(group) for group in range(len(slots)))
         for kind in self.kinds:
             tier = self._config.tiers[kind]
-            setup = TierSetup(tier.target, tier.nbytes, self._namespace, slots, slot_bytes, transfers.shared)
+            setup = TierSetup(tier.target, tier.nbytes, self.namespace, slots, slot_bytes, transfers.shared)
             worker = self._open(kind, setup, ring, transfers.adopt)
             worker.start()
             self._workers.append(worker)

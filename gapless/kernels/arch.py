@@ -47,5 +47,10 @@ def arch_of(device: torch.device) -> Arch:
     return Arch(facts.vendor(), facts.capability(device), facts.multiprocessors(device), facts.shared_memory(device))
 
 
+def stores_e4m3(device: torch.device) -> bool:
+    """Return whether a GPU converts to and from e4m3, as Triton's kernels need."""
+    return facts.vendor() == "nvidia" and facts.capability(device) >= (8, 9)
+
+
 INTERPRETER = Arch("none", (0, 0), 4, LARGE_BLOCK)
 """Stand-in for a GPU in Triton's interpreter"""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gapless.kernels.kinds import BLOCK, DENSE, WeightKind, WeightLayout
 
-LARGEST = {WeightKind.FP8: 448.0, WeightKind.INT8: 127.0, WeightKind.INT4: 15.0}
+LARGEST_NUMBERS = {WeightKind.FP8: 448.0, WeightKind.INT8: 127.0, WeightKind.INT4: 15.0}
 """Largest number of each kind; 15 of INT4 is the span of its nibbles"""
 
 
@@ -119,7 +119,7 @@ def round_to(layout: WeightLayout, weight: Tensor) -> tuple[Tensor, ...]:
     if layout.kind is WeightKind.DENSE:
         return (weight,)
     outputs, inputs = weight.shape
-    size, most = layout.group or inputs, LARGEST[layout.kind]
+    size, most = layout.group or inputs, LARGEST_NUMBERS[layout.kind]
     wide = torch.nn.functional.pad(weight.float(), (0, -inputs % size)).view(outputs, -1, size)
     if layout.kind is WeightKind.INT4:
         low, high = (end.clamp(max=0.0) if i == 0 else end.clamp(min=0.0) for i, end in enumerate(wide.aminmax(dim=2)))

@@ -57,10 +57,10 @@ class QuantisedRow:
     def tiles(self, arch: Arch) -> RowTiles:
         wide, most = (32, 128) if self.nibbles else (16, 256)
         chunks = min(most, padded(self.depth // wide))
-        columns = min(16, 4 * most // chunks)
+        columns = min(16, 2 * most // chunks)
         blocks = -(-self.columns // columns) * -(-self.depth // (chunks * wide))
-        # Two programs a multiprocessor: each reads its inputs once, and has the next weights under way.
-        return RowTiles(columns, -(-blocks // (2 * arch.processors)), chunks, 4)
+        # Each of a multiprocessor's four programs reads its inputs once, and has the next weights under way.
+        return RowTiles(columns, -(-blocks // (4 * arch.processors)), chunks, 4)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class QuantisedProduct:
         splits = min(4 if self.rounded else 8, 1 << room.bit_length() - 1, max(1, self.depth // 512))
         if self.rounded and not self.group and (rows <= 16 or (rows <= 32 and self.columns <= 4096)):
             return CodeTiles(high, 64, 256, 4, 4, splits)
-        return CodeTiles(high, 64, deep, 4, 5 if self.rounded or rows > 16 else 6, splits)
+        return CodeTiles(high, 64, deep, 4, 5 if self.rounded or rows > 16 else 8, splits)
 
 
 def launch_codes(
@@ -114,6 +114,7 @@ def launch_codes(
     zero = codes if zero is None else zero
     grid = triton.cdiv(columns, tiles.columns)
     if isinstance(tiles, RowTiles):
+        assert x.element_size() == 2
         grid = triton.cdiv(grid, tiles.each)
         splits = triton.cdiv(codes.shape[1], tiles.chunks * CHUNK_BYTES)
     else:

@@ -133,7 +133,7 @@ class CodedLinear:
 
     def _decoded(self, x: Tensor, out: Tensor) -> None:
         """Write the product to `out` by pieces of the weight, each decoded before it is multiplied."""
-        size = max(1, DECODED_BYTES // (x.shape[1] * x.element_size()))
+        size = max(1, DECODED_BYTES // (x.shape[1] * x.element_size() * 256)) * 256  # torch's tiles are whole
         piece = x.new_empty(min(size, len(self.codes)), x.shape[1])
         for first in range(0, len(self.codes), size):
             own = slice(first, min(first + size, len(self.codes)))

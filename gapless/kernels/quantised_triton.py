@@ -1,4 +1,4 @@
-"""Products by quantised weights, in Triton: the weight is decoded in registers, on its way to the sums.
+"""Products by quantised weights, in Triton: the weight is decoded in registers, before the sums.
 
 One row is multiplied in float32 by programs that hold it in registers. More rows use tensor cores: the
 weight is the first operand, an exact number of the inputs' dtype for each code, and scales multiply float32 sums: of a
@@ -24,7 +24,7 @@ FP8, INT8, INT4 = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 ASKED = tl.constexpr(4)
 """Blocks of columns whose weights a program requests before its input is ready"""
 _DOWN = tl.constexpr(2.0**69)
-"""By this much sums are too small: codes are 2^149 times too small, inputs are made 2^80 times greater."""
+"""Factor that sums lack: codes are 2^149 times too small, inputs are made 2^80 times greater."""
 
 
 @triton.jit
@@ -91,8 +91,8 @@ def _words(lines, row, inside, at, COUNT: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def _values(x, at, real, KIND: tl.constexpr, HALF: tl.constexpr):
-    """Return the inputs for each code of a word, a tuple of float32 [CHUNKS, 4]. x: four numbers of HALF in an int64.
-    Those of high nibbles are 16 further."""
+    """Return the inputs of each code of a word, a tuple of float32 [CHUNKS, 4]. x: four numbers of HALF in an int64.
+    Inputs of high nibbles are 16 further."""
     WIDE: tl.constexpr = 32 if KIND == INT4 else 16
     place = x + at[:, None] * (WIDE // 4) + tl.arange(0, 4)[None, :]
     four = tl.load(place, mask=real[:, None], other=0)
@@ -125,14 +125,15 @@ def quantised_row_kernel(
     GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
     split = tl.program_id(1)
     at = split * CHUNKS + tl.arange(0, CHUNKS)
-    block = tl.program_id(0) * EACH
+    # Together programs read one range of the weight after the other: ranges of their own would share memory channels.
+    block, step = tl.program_id(0), tl.num_programs(0)
     row, inside = weight_rows(block, N, BLOCK_N, GATED)
     words = _words(weight, row, inside, at, COUNT, WORDS)
     if EARLY:
         cuda.gdc_launch_dependents()
         if CHUNKS >= 8:
             for turn in tl.static_range(1, ASKED):
-                further, _ = weight_rows(block + (turn if turn < EACH else EACH - 1), N, BLOCK_N, GATED)
+                further, _ = weight_rows(block + (turn if turn < EACH else EACH - 1) * step, N, BLOCK_N, GATED)
                 line = tl.minimum(split * CHUNKS + tl.arange(0, CHUNKS // 8) * 8, COUNT - 1) * 4
                 prefetch(weight + tl.minimum(further, N - 1).to(tl.int64)[:, None] * WORDS + line[None, :])
         cuda.gdc_wait()
@@ -142,8 +143,8 @@ def quantised_row_kernel(
         all_x += values[code]
     all_x = tl.sum(all_x, axis=1)
     for turn in range(EACH):
-        row, inside = weight_rows(block + turn, N, BLOCK_N, GATED)
-        further, more = weight_rows(block + turn + 1, N, BLOCK_N, GATED)
+        row, inside = weight_rows(block + turn * step, N, BLOCK_N, GATED)
+        further, more = weight_rows(block + (turn + 1) * step, N, BLOCK_N, GATED)
         ahead = _words(weight, further, more & (further * 0 + turn + 1 < EACH), at, COUNT, WORDS)
         found = tl.zeros([BLOCK_N, CHUNKS, 4], tl.float32)
         for code in tl.static_range(8 if KIND == INT4 else 4):
@@ -162,7 +163,7 @@ def quantised_row_kernel(
         if GROUP == 0:
             total *= tl.load(scale + row, mask=inside, other=0.0)
         if SPLITS == 1:
-            _store(total[None, :], bias, out, block + turn, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+            _store(total[None, :], bias, out, block + turn * step, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
         else:
             tl.store(parts + split * N + row, total, mask=inside)
         words = ahead
@@ -173,12 +174,12 @@ def quantised_row_kernel(
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(counter, 0)
             for turn in range(EACH):
-                row, inside = weight_rows(block + turn, N, BLOCK_N, GATED)
+                row, inside = weight_rows(block + turn * step, N, BLOCK_N, GATED)
                 total = tl.zeros([BLOCK_N], tl.float32)
                 for part in tl.static_range(SPLITS):
                     # Past the first-level cache: other programs wrote these.
                     total += tl.load(parts + part * N + row, mask=inside, other=0.0, cache_modifier=".cg")
-                _store(total[None, :], bias, out, block + turn, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+                _store(total[None, :], bias, out, block + turn * step, 0, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
 @triton.jit

@@ -211,7 +211,7 @@ def summed_norm_kernel(
 
 
 class Plan(NamedTuple):
-    """Who computes what of a product."""
+    """The shares of programs in a product."""
 
     tiles: StreamTiles
     blocks: int

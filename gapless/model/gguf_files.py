@@ -68,7 +68,7 @@ class GgufTensor(NamedTuple):
     """A tensor of a GGUF file."""
 
     kind: str
-    """Its type's name in ggml, such as Q4_0"""
+    """Name of its type in ggml, such as Q4_0"""
     shape: tuple[int, ...]
     offset: int
     nbytes: int

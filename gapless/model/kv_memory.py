@@ -1,4 +1,4 @@
-"""The KV memory of a model: its format, its pages, and the scales of what is stored in fewer bits.
+"""The KV memory of a model: its format, its pages, and the scales of formats of fewer bits.
 
 Scales that no checkpoint gives are measured when weights are loaded, and again when they are replaced: a forward of
 fixed tokens, with the reference's attention over a memory of the model's dtype, gives the largest key and value of each
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gapless.base.errors import ConfigError
 from gapless.kernels import plain
+from gapless.kernels.arch import stores_e4m3
 from gapless.kernels.kv import KVFormat, KVLayout, scales_of
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 from gapless.model.self_check import tokens
@@ -52,10 +54,15 @@ def store_kv(model: Any, kind: KVFormat, page_size: int, scales: Tensor | None =
     """Have a `PagedModel` store its KV in a format, with these scales, float32 [own layers, 2], or measured ones. Spare
     layers and layers before its own get 1.
 
-    Raises ConfigError if the format has no such pages.
+    Raises ConfigError if the format has no such pages, or the device cannot convert.
     """
     if kind is KVFormat.AUTO:
         return
+    if model.kernels.name == "triton" and not stores_e4m3(model.device):
+        raise ConfigError(
+            f"kv_cache_dtype: {kind} needs an NVIDIA GPU of compute capability 8.9 or later, which this one is not: "
+            "take auto"
+        )
     model.kv._replace(format=kind).layer_bytes(page_size)
     model.kv_measured = scales is None
     own = measured(model) if scales is None else scales.to(model.device)

@@ -23,7 +23,7 @@ from gapless.model.drafting.heads import RecurrentHead
 from gapless.model.drafting.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.dummy import fill_dummy
 from gapless.model.families import family_of
-from gapless.model.formats import format_of, layouts_of
+from gapless.model.formats.of_model import format_of, layouts_of
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.kv_memory import store_kv
 from gapless.model.native_check import HOST, check_native

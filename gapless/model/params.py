@@ -12,7 +12,7 @@ from gapless.kernels.kinds import DENSE, WeightLayout
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
-from gapless.model.formats import format_of
+from gapless.model.formats.of_model import format_of
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.spec import LayerSpec, NormOrder, QKNorm
 

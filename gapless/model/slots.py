@@ -15,7 +15,7 @@ from gapless.kernels.matrix import Matrix
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
 from gapless.model.family import TensorNames
-from gapless.model.formats import format_of
+from gapless.model.formats.of_model import format_of
 from gapless.model.formats.seam import FLOATS, StoredWeight, WeightFormat
 from gapless.model.params import NORMS, PRODUCTS, Layer, Params
 from gapless.model.spec import LayerSpec, ModelSpec, QKNorm

@@ -58,7 +58,7 @@ def wide_tensors(directory: Path, form: WeightFormat | None, dtype: torch.dtype)
 
 
 def _widen(found: WideTensors, form: WeightFormat, module: str, read: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Replace the tensors of a module by its weight, if they are those of a quantised one."""
+    """Replace the tensors of a module by its weight, if they are a quantised one's."""
     bias = read.pop("bias", None)
     if read.keys() == {"weight"} and read["weight"].is_floating_point() and read["weight"].itemsize > 1:
         return
@@ -129,7 +129,7 @@ def matched(net: nn.Module, kept: Mapping[str, Matrix]) -> dict[nn.Module, Matri
 
 
 def rounded(net: nn.Module, base: nn.Module, form: WeightFormat) -> dict[nn.Module, Matrix]:
-    """Round the linear layers of a class, those of its decoder `base`, to the layouts of a format, and return their
+    """Round the linear layers of a decoder, `base`, to the layouts of a format, and return their
     weights."""
     found, inside = dict[nn.Module, Matrix](), {*base.modules()}
     for name, module in _linears(net):
@@ -153,7 +153,7 @@ def _linears(net: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def release(kept: Mapping[nn.Module, Matrix]) -> None:
-    """Let go of the plain weights of modules that are quantised, and say what these are."""
+    """Let go of the plain weights of modules that are quantised, and announce their layouts."""
     counts: dict[str, int] = defaultdict(int)
     for module, matrix in kept.items():
         counts[str(matrix.layout)] += 1

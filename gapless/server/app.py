@@ -122,7 +122,7 @@ class App:
         first: str = "",
     ) -> None:
         """`llm` is started or starting; `model_name` is answered to unless the config has other names. A further front
-        has what does not generate answered at the unix socket `first`, by the first front.
+        passes on, to the unix socket `first` of the first front, all requests that do not generate.
 
         Raises ConfigError for a dialect that cannot be used.
         """

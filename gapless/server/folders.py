@@ -18,7 +18,7 @@ NEW_SECONDS = 10.0
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """A folder for sockets, locked while this process lives. Those of processes that were killed are removed first."""
+    """A folder for sockets, locked while this process lives. Folders of killed processes are removed first."""
     for old in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         if _left_behind(old):
             shutil.rmtree(old, ignore_errors=True)

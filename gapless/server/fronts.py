@@ -29,15 +29,15 @@ from gapless.engine.seam import EngineInfo
 from gapless.engine.trace import RequestRecord
 from gapless.server import links
 from gapless.server.config import ServerConfig
-from gapless.server.links import Link
+from gapless.server.links import FrontLink
 from gapless.server.metrics import Metrics
 from gapless.server.state import OtherFronts, ServerState
 
 FURTHER = "gapless.server.further"
 """Module of a further front's process"""
 KEY_BITS = 40
-"""Bits of a request's own key; those above are the number of its front, 0 for the first. Keys are exact in JSON too."""
-ANSWER_SECONDS = 5.0
+"""Bits of a request's own key; the bits above number its front, 0 for the first. Keys are exact in JSON too."""
+FRONT_SECONDS = 5.0
 """A further front that does not answer for so long is left out of an answer."""
 
 
@@ -58,7 +58,7 @@ class FurtherFront:
     def __init__(self, number: int, process: Process | None) -> None:
         self.base = number << KEY_BITS
         self.number, self.process = number, process
-        self.link: Link
+        self.link: FrontLink
         self.listening, self.ended = asyncio.Event(), False
         self.open = self.detok_ns = 0
 
@@ -84,11 +84,11 @@ class Fronts(OtherFronts):
         self.all_ended = asyncio.Event()
         self.all_ended.set()
         self.backend: SharedBackend
-        self._metrics: Metrics
+        self.metrics: Metrics
 
     def join(self, state: ServerState) -> None:
         """Become the other fronts of the first front with this state."""
-        self._metrics, state.others, state.llm.abort_others = state.metrics, self, self.abort
+        self.metrics, state.others, state.llm.abort_others = state.metrics, self, self.abort
 
     # Their processes
 
@@ -111,7 +111,9 @@ class Fronts(OtherFronts):
         """Take a front at the other end of a connection."""
         front = self.fronts[number] = FurtherFront(number, process)
         self.all_ended.clear()
-        front.link = Link(connection, links.decode_to_first, partial(self._take, front), partial(self._gone, front))
+        front.link = FrontLink(
+            connection, links.decode_to_first, partial(self._take, front), partial(self._gone, front)
+        )
         front.link.begin()
         return front
 
@@ -125,7 +127,7 @@ class Fronts(OtherFronts):
         self._send(links.Drain())
 
     async def close(self) -> None:
-        """Kill those that have not ended."""
+        """Kill the ones that have not ended."""
         self._draining = True
         for front in self.fronts.values():
             front.link.close()
@@ -144,7 +146,7 @@ class Fronts(OtherFronts):
         if not self._draining:
             self._lost(ServerError(f"front {front.number} of --api-server-count has ended: its log tells why"))
 
-    # What the server asks them
+    # Orders of the server to them
 
     @property
     def open(self) -> int:  # type: ignore[override]
@@ -177,7 +179,7 @@ class Fronts(OtherFronts):
         try:
             self._send(question(number))
             if asked:
-                await asyncio.wait(asked.values(), timeout=ANSWER_SECONDS)
+                await asyncio.wait(asked.values(), timeout=FRONT_SECONDS)
             return [(front, answer.result()) for front, answer in asked.items() if answer.done() and answer.result()]
         finally:
             for front in asked:
@@ -205,11 +207,11 @@ class Fronts(OtherFronts):
                     if answer is not None and not answer.done():
                         answer.set_result(message)
                 case links.Counted(counts, open, detok_ns):
-                    self._metrics.add(counts)
+                    self.metrics.add(counts)
                     front.open, front.detok_ns = open, detok_ns
 
     def passed_on(self, messages: Sequence[m.FromCore]) -> list[m.FromCore]:
-        """Send the fronts what is theirs of an engine's messages, a frame for each, and return the rest."""
+        """Send the fronts their part of an engine's messages, a frame for each, and return the rest."""
         own: list[m.FromCore] = []
         theirs: dict[int, list[m.Message]] = {}
         for message in messages:

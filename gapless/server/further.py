@@ -21,7 +21,7 @@ from gapless.engine.seam import Sink
 from gapless.server import links
 from gapless.server.app import App
 from gapless.server.fronts import FrontSettings
-from gapless.server.links import Link
+from gapless.server.links import FrontLink
 from gapless.server.logs import logging_to_stderr
 from gapless.server.metrics import MovedCounts
 from gapless.server.run import UvicornServer, descriptors, drained, loop_factory, settle_memory, uvicorn_config
@@ -34,7 +34,7 @@ COUNT_SECONDS = 0.1
 class LinkedBackend(MessageBackend):
     """An engine behind the first front. Orders and questions are the first front's alone."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: FrontLink) -> None:
         super().__init__()
         self._link = link
 
@@ -53,16 +53,16 @@ class LinkedBackend(MessageBackend):
 
 
 class FurtherServing:
-    """A run of a further front, until the first drains it or is gone."""
+    """A run of a further front, until the first drains it or ends."""
 
     def __init__(self, settings: FrontSettings, connection: socket.socket, listener: socket.socket) -> None:
         self._settings, self._listener = settings, listener
         self._asked_to_end, self._hurry = asyncio.Event(), asyncio.Event()
-        self._link = Link(connection, links.decode_to_further, self._take, self._first_gone)
+        self._link = FrontLink(connection, links.decode_to_further, self._take, self._first_gone)
         self._backend = LinkedBackend(self._link)
         engine, config = settings.engine, settings.server
         tracing = open_tracing(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-        # Requests without a seed draw theirs from another sequence than those of other fronts.
+        # Requests without a seed draw theirs from a sequence of this front.
         seed = mix(engine.base_seed, settings.number)
         self._llm = AsyncLLM(self._backend, open_assets(*settings.located), seed=seed, config=engine)
         self._app = App(self._llm, config, engine.model, tracing, first=settings.first)
@@ -104,7 +104,7 @@ class FurtherServing:
             self._report()
 
     def _report(self) -> None:
-        """Send what was counted, if there is anything."""
+        """Send new counts, if there are any."""
         state = self._app.state
         counts = state.metrics.take()
         if state.open != self._sent_open or _any(counts):

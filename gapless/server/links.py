@@ -15,55 +15,55 @@ from gapless.server.metrics import MovedCounts
 
 
 class EngineDown(m.Message, frozen=True):
-    """To a further front: the engine is dead; a Ready follows if another starts."""
+    """Message to a further front: the engine is dead; a Ready follows if another starts."""
 
     text: str
 
 
 class WeightsNamed(m.Message, frozen=True):
-    """To a further front: the weights' name in answers."""
+    """Message to a further front: the weights' name in answers."""
 
     version: str
 
 
 class AbortOpen(m.Message, frozen=True):
-    """To a further front: end the open requests with these ids, or all, and answer with an Aborted."""
+    """Message to a further front: end the open requests with these ids, or all, and answer with an Aborted."""
 
     number: int
     ids: tuple[str, ...]
 
 
 class ShowRequests(m.Message, frozen=True):
-    """To a further front: answer with a RequestList of the newest requests."""
+    """Message to a further front: answer with a RequestList of the newest requests."""
 
     number: int
     limit: int
 
 
 class Drain(m.Message, frozen=True):
-    """To a further front: take no new work, let the running finish, and end; a second one ends the running too."""
+    """Message to a further front: take no new work, let the running finish, and end; a second ends the running too."""
 
 
 class Listening(m.Message, frozen=True):
-    """To the first front: requests are taken."""
+    """Message to the first front: requests are taken."""
 
 
 class Aborted(m.Message, frozen=True):
-    """To the first front: the answer to the AbortOpen with this number."""
+    """Message to the first front: the answer to the AbortOpen with this number."""
 
     number: int
     count: int
 
 
 class RequestList(m.Message, frozen=True):
-    """To the first front: the answer to the ShowRequests with this number."""
+    """Message to the first front: the answer to the ShowRequests with this number."""
 
     number: int
     records: tuple[RequestRecord, ...]
 
 
 class Counted(m.Message, frozen=True):
-    """To the first front: what was counted since the last one, the open generation requests, and the time of turning
+    """Message to the first front: counts since the last one, the open generation requests, and the time of turning
     all tokens into text."""
 
     counts: MovedCounts
@@ -72,15 +72,15 @@ class Counted(m.Message, frozen=True):
 
 
 FromEngine = m.Ready | m.Admitted | m.Tokens | m.Refused
-"""What a further front gets of an engine's messages"""
+"""Messages of an engine that a further front gets"""
 ToFurther = FromEngine | EngineDown | WeightsNamed | AbortOpen | ShowRequests | Drain
 ToFirst = m.Add | m.Abort | Listening | Aborted | RequestList | Counted
 decode_to_further = m.decoder(ToFurther)
 decode_to_first = m.decoder(ToFirst)
 
 
-class Link:
-    """One end of the connection. Messages are taken as they come; `lost` is called once, when the other end is gone."""
+class FrontLink:
+    """One end of the connection. Messages are taken as they come; `lost` is called once, when the other end closes."""
 
     def __init__(
         self,

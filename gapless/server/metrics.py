@@ -109,7 +109,7 @@ class Histogram:
 
 
 class MovedCounts(NamedTuple):
-    """What one front counted since the last time, for the front whose page shows it."""
+    """Counts of one front since the last time, for the front whose page shows it."""
 
     histograms: tuple[tuple[tuple[int, ...], float], ...]
     """(observations for each bound and above the last, their sum), in the order of Metrics.histograms"""

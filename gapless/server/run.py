@@ -375,8 +375,8 @@ def _unbound(family: int) -> socket.socket:
 
 
 def another(listener: socket.socket) -> socket.socket:
-    """Return a socket for a further front at the same address: of its own, to which the system gives its share of the
-    connections, or the same one for whichever front accepts first."""
+    """Return a socket for a further front at the same address: its own, with a share of the connections by the
+    system, or the same one for the front that accepts first."""
     if listener.family == socket.AF_UNIX or not BALANCED:
         return listener.dup()
     beside = _unbound(listener.family)

@@ -120,7 +120,7 @@ class StepGraphs:
         """Last decode key: most steps need the same one."""
         self.stand_ins = tuple(dict.fromkeys(self._larger_graphs()))
         self._later: list[ProgramKey] = []
-        """Likely programs for which the start had no time, the next one last"""
+        """Likely programs that the start had no time to capture, the next one last"""
 
     def __len__(self) -> int:
         return sum(self.known.values())
@@ -202,7 +202,7 @@ class StepGraphs:
         return bool(self._due)
 
     def rest(self) -> bool:
-        """Make a program due: the one with the most misses, or one for which the start had no time. Returns whether
+        """Make a program due: the one with the most misses, or one left over from the start. Returns whether
         there is one. Call it at rest."""
         while self._later and self._later[-1] in self.known:
             self._later.pop()

@@ -16,14 +16,14 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.demo import weights_dir
 from gapless.engine.tiers import EngineTiers
-from gapless.kernels.kv import KVFormat, scales_of
+from gapless.kernels.kv import KVFormat
 from gapless.model.config import read_model_config
 from gapless.model.kv_memory import measured, store_kv
 from gapless.model.loader import load_model, read_params
 from gapless.model.params import allocate
 from gapless.model.self_check import TOKENS, paged_logits, tokens
 from gapless.model.update import put_weights
-from gapless.offload.tiers.frames import PeerRefused, _check_same
+from gapless.offload.tiers.frames import PeerRefused, check_same
 
 KINDS = ["fp8", "k8v4"]
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
         names = [plain.name(model.config, model, "cpu")]
         tiers.look_at_weights()
         tiers.name(model.config, model, "cpu")
-        found[kind] = tiers._namespace
+        found[kind] = tiers.namespace
         if kind is not KVFormat.AUTO:
             store_kv(model, kind, 16, torch.full((len(model.spec.layers), 2), 0.25))
             names.append(plain.name(model.config, model, "cpu"))
@@ -93,7 +93,7 @@ def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
     assert len({one.digest for one in found.values()}) == 3
     ours, theirs = found[KVFormat.FP8], found[KVFormat.K8V4]
     with pytest.raises(PeerRefused, match=r'ours: .*"kv_cache_dtype": "fp8 .*theirs: .*"kv_cache_dtype": "k8v4 '):
-        _check_same(ours, theirs.digest, theirs.text.encode())
+        check_same(ours, theirs.digest, theirs.text.encode())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,8 +103,8 @@ def test_a_pool_of_the_same_bytes_holds_more_tokens(kind):
         with LLM("demo", dtype="bfloat16", kv_cache_dtype=each, kv_cache_memory_bytes=1 << 20, max_model_len=64) as llm:
             pages[each] = llm.info.pages
             assert llm.info.kv_cache_dtype == each
-    # Heads of 16 have 28 bytes in k8v4, where those of 128 have 196.
-    assert pages[kind] / pages["auto"] == pytest.approx({"fp8": 2, "k8v4": 64 / 28}[kind], rel=0.01)
+    # Heads of 32 have 52 bytes in k8v4, of 128 in bfloat16.
+    assert pages[kind] / pages["auto"] == pytest.approx({"fp8": 2, "k8v4": 128 / 52}[kind], rel=0.03)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,35 +113,23 @@ def test_logits_over_fewer_bits_are_near_the_exact_ones(kind):
     plain, model = (load_model(EngineConfig("demo", kv_cache_dtype=each, **options), CPU) for each in ("auto", kind))
     ids = tokens(model.vocab_size, CPU)[:TOKENS]
     want, got = paged_logits(plain, ids), paged_logits(model, ids)
-    assert 0 < (got - want).norm() < 0.08 * want.norm()
+    assert 0 < (got - want).norm() < 0.2 * want.norm()
     scale = model.kv_scales
     assert scale.shape == (len(model.spec.layers), 2) and (scale.log2() == scale.log2().round()).all()
 
 
-def test_measured_scales_follow_the_largest_key_and_value_of_each_layer():
-    model = load_model(EngineConfig("demo", kv_cache_dtype="fp8", dtype="float32"), CPU)
-    block = model.blocks[1]
-    width = block.spec.attention.kv_heads * block.spec.attention.head_dim
-    before = model.kv_scales.clone()
-    block.qkv.linear.weight[-width:] *= 64
-    assert torch.equal(measured(model)[1], before[1] * torch.tensor([1, 64.0]))
-    assert torch.equal(measured(model)[0], before[0])
-    assert scales_of(torch.tensor([300.0])).item() == 2
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_new_weights_measure_scales_as_a_start_with_them_does(kind):
-    config = EngineConfig("demo", kv_cache_dtype=kind, dtype="float32")
-    model = load_model(config, CPU)
-    own, place = model.kv_scales.clone(), model.kv_scales.data_ptr()
-    known = read_model_config(weights_dir())
+def test_new_weights_measure_the_scales_of_each_layers_largest_key_and_value(kind):
+    """In place, where captured steps read them."""
+    model = load_model(EngineConfig("demo", kv_cache_dtype=kind, dtype="float32"), CPU)
+    before, place = model.kv_scales.clone(), model.kv_scales.data_ptr()
+    known, at = read_model_config(weights_dir()), model.spec.layer.attention
     params = allocate(known, torch.float32, CPU)
     read_params(params, weights_dir(), known)
-    for part in params.layers[0].qkv.tensors:
-        part *= 100
+    params.layers[1].qkv.tensors[0][-at.kv_heads * at.head_dim :] *= 64
     assert all(put_weights(model, params))
-    assert model.kv_scales.data_ptr() == place, "captured steps read it"
-    assert torch.equal(model.kv_scales, measured(model)) and not torch.equal(model.kv_scales[0], own[0])
+    assert model.kv_scales.data_ptr() == place and torch.equal(model.kv_scales, measured(model))
+    assert torch.equal(model.kv_scales[:2], before[:2] * torch.tensor([[1, 1], [1, 64.0]]))
 
 
 SPECULATION = [
@@ -181,3 +169,12 @@ def test_another_format_of_kv_is_refused_by_name(value):
 def test_the_spelling_of_vllm_is_fp8():
     with LLM("demo", kv_cache_dtype="fp8_e4m3", max_model_len=64) as llm:
         assert llm.info.kv_cache_dtype == "fp8"
+
+
+def test_a_gpu_without_e4m3_is_refused_by_name(monkeypatch):
+    model = load_model(EngineConfig("demo"), CPU)
+    model.kernels = model.kernels._replace(name="triton")
+    monkeypatch.setattr("gapless.device.facts.vendor", lambda: "nvidia")
+    monkeypatch.setattr("gapless.device.facts.capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8 needs an NVIDIA GPU of compute capability 8.9"):
+        store_kv(model, KVFormat.FP8, 16)

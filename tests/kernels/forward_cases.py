@@ -80,7 +80,7 @@ def _named(params: Params) -> Iterator[tuple[str, Tensor]]:
     yield from (("embedding", params.embedding), ("norm", params.norm.weight), ("head", params.head))
     for layer in params.layers:
         for name, part in layer._asdict().items():
-            tensors = part.named().values() if isinstance(part, Matrix) else (part,)
+            tensors = (*part.tensors, part.bias) if isinstance(part, Matrix) else (part,)
             tensors = part if isinstance(part, NormWeights) else tensors
             yield from ((name, tensor) for tensor in tensors if tensor is not None)
 

@@ -322,7 +322,7 @@ class Attention(NamedTuple):
     def _constants(self, capability: int) -> tuple[dict[str, Any], Any]:
         size = BYTES[self.dtype]
         prompt = tiles_of.PromptAttention(self.dim, size, self.group, 512)
-        decode = tiles_of.DecodeAttention(self.dim, size, self.group, self.many)
+        decode = tiles_of.DecodeAttention(self.dim, size, self.group, self.many, bool(self.kv))
         tiles = choose_tiles(prompt if self.kernel == "prefill" else decode, GPUS[capability])
         if self.kernel.startswith("combine"):
             tiles = tiles._replace(warps=4, stages=1)

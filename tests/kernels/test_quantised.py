@@ -72,7 +72,7 @@ def tiles_of(layout: WeightLayout, splits: int) -> CodeTiles:
 @runs("layout, shape, tiles", CASES, on=("interpreter",), keep=6)
 def test_a_product_by_codes_equals_that_by_the_weight_multiplied_out(implementation, layout, shape, tiles):
     """With the norm before it, its gate, and added to a residual, whose second half of splits changes nothing."""
-    for dtype in implementation.dtypes:
+    for dtype in (implementation.half,) if shape.rows == 1 else implementation.dtypes:
         x, matrix = random((shape.rows, shape.depth), dtype, "cpu", 1, 2.0), coded(layout, shape, dtype)
         norm = random((shape.depth,), F32, "cpu", 4, 0.3) + 1
         for gated in (False, True):

@@ -14,7 +14,7 @@ from tiny_models import tiny_config
 from gapless.base.errors import CheckpointError
 from gapless.base.files import SINGLE
 from gapless.model.config import read_model_config
-from gapless.model.formats import format_of
+from gapless.model.formats.of_model import format_of
 
 GPTQ, AWQ, FP8 = (BY_NAME[name].config for name in ("gptq_sym", "awq", "fp8_128"))
 INT4, WEIGHTS = BY_NAME["ct_int4_group"].config, BY_NAME["ct_int4_group"].config["config_groups"]["group_0"]["weights"]

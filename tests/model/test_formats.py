@@ -19,6 +19,7 @@ from gapless.model.config import read_model_config
 from gapless.model.drafting.mtp import load_mtp
 from gapless.model.dummy import fill_dummy
 from gapless.model.loader import load_model, read_params
+from gapless.model.native_check import check_native
 from gapless.model.params import PRODUCTS, allocate
 
 
@@ -103,3 +104,9 @@ def test_an_mtp_layer_is_read_in_the_format_of_its_model(tmp_path, name):
         matrix, wanted = getattr(packed.layer, product), getattr(plain.layer, product)
         assert matrix.layout == BY_NAME[name].layout
         assert matrix.multiplied_out().tensors[0].equal(wanted.tensors[0])
+
+
+@pytest.mark.parametrize("name", ["fp8_128", "ct_int4_zeros", "awq"])
+def test_the_check_of_a_native_model_reads_its_format(tmp_path, name):
+    packed, _ = write_checkpoints(tmp_path, BY_NAME[name])
+    check_native(packed)

@@ -14,7 +14,7 @@ from gapless.engine.trace import RequestRecord
 from gapless.engine.wire import Wire
 from gapless.server import links
 from gapless.server.fronts import KEY_BITS, Fronts, by_front
-from gapless.server.links import Link
+from gapless.server.links import FrontLink
 from gapless.server.metrics import Metrics
 
 FRONTS = 3
@@ -95,7 +95,7 @@ class Rig:
         self.lost = []
         self.fronts = Fronts(self.lost.append)
         self.fronts.backend = self.engine = engine or Engine()
-        self.metrics = self.fronts._metrics = Metrics("m")
+        self.metrics = self.fronts.metrics = Metrics("m")
         self.ends = {}
         for number in range(1, fronts + 1):
             ours, theirs = socket.socketpair()
@@ -225,7 +225,7 @@ def test_a_frame_that_is_no_message_ends_a_link():
     async def main():
         lost = asyncio.Event()
         ours, theirs = socket.socketpair()
-        link = Link(ours, links.decode_to_first, lambda messages: None, lost.set)
+        link = FrontLink(ours, links.decode_to_first, lambda messages: None, lost.set)
         link.begin()
         end = Wire(theirs)
         end.send(m.encode([m.Stop()]))  # known, but not from a further front

@@ -47,9 +47,8 @@ class Fronts:
         found = {}
         while len(found) < FRONTS:  # the system draws
             client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
-            client.get("/version")
-            (stream,) = client._transport._pool.connections
-            port = stream._connection._network_stream.get_extra_info("client_addr")[1]
+            stream = client.get("/version").extensions["network_stream"]
+            port = stream.get_extra_info("client_addr")[1]
             found.setdefault(self.holder(port), client)
         self.clients = [found[pid] for pid in self.pids]
 

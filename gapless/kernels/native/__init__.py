@@ -168,8 +168,8 @@ class ByteLinear:
         return cls(matrix)
 
     def __init__(self, matrix: Matrix) -> None:
-        self.kind, self.dtype, self.bias = matrix.layout.kind, matrix.dtype, matrix.bias
-        self.group, self.outputs, self.inputs = matrix.layout.group, matrix.outputs, matrix.inputs
+        self.kind, self.bias = matrix.layout.kind, matrix.bias
+        self.group, self.outputs = matrix.layout.group, matrix.outputs
         if self.kind is WeightKind.DENSE:
             matrix = matrix._replace(tensors=round_to(WeightLayout(WeightKind.INT8), matrix.tensors[0]))
         weight, scale, *zeros = (tensor.contiguous() for tensor in matrix.tensors)
@@ -184,14 +184,8 @@ class ByteLinear:
         torch.ops.gapless.linear_bytes_to.default(x, *how, out)
         return out
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows `ids` int64 [T] in plain order, [T, in] of the model's dtype."""
-        how = self.weight, self.outputs, self.inputs, self.group, self.dtype
-        out: Tensor = torch.ops.gapless.embedding_bytes.default(ids, *how)
-        return out
 
-
-class Fp8Linear:
+class HalfFp8Linear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16 over a weight in FP8, which is widened for AMX.
 
     The products of 128 inputs are added up, or of a group; float32 adds these in their order, for any number of rows.
@@ -255,7 +249,7 @@ class NativeLinear:
 
 PRODUCTS_BY_KIND: dict[WeightKind, type[Linear]] = {
     WeightKind.DENSE: NativeLinear,
-    WeightKind.FP8: Fp8Linear,
+    WeightKind.FP8: HalfFp8Linear,
     WeightKind.INT8: ByteLinear,
     WeightKind.INT4: ByteLinear,
 }

@@ -79,7 +79,8 @@ constexpr int32_t OFFSET = 0;
 inline __m128i widened(__m128i bytes) { return _mm_srai_epi16(bytes, 8); }
 template <bool NIBBLES>
 inline Ints add_products(Ints sums, Ints w, Ints x) {
-  const __m128i value = (__m128i)(NIBBLES ? w : w ^ int32_t(0x80808080u)), factor = (__m128i)x, none = _mm_setzero_si128();
+  const __m128i value = (__m128i)(NIBBLES ? w : w ^ int32_t(0x80808080u)), factor = (__m128i)x;
+  const __m128i none = _mm_setzero_si128();
   const __m128 low = _mm_castsi128_ps(_mm_madd_epi16(
       widened(_mm_unpacklo_epi8(none, value)), widened(_mm_unpacklo_epi8(none, factor))));
   const __m128 high = _mm_castsi128_ps(_mm_madd_epi16(
@@ -149,10 +150,12 @@ void multiply_some(const BytePart& part, int64_t first) {
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++)
+      for (int v = 0; v < WIDE; v++) {
+        const Ints whole = CHAINS == 2 ? sums[0][r][v] + sums[CHAINS - 1][r][v] : sums[0][r][v];
         found[r][v] = add_unit(
-            found[r][v], CHAINS == 2 ? sums[0][r][v] + sums[CHAINS - 1][r][v] : sums[0][r][v],
-            load_floats(scales + v * WIDTH), part.x.scales[(part.row + r) * units + u]);
+            found[r][v], __builtin_convertvector(whole, Floats), load_floats(scales + v * WIDTH),
+            part.x.scales[(part.row + r) * units + u]);
+      }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; r++) std::memcpy(part.results + r * TILE + first, found[r], sizeof(found[r]));
@@ -176,15 +179,6 @@ auto find(const ByteForm& form, int64_t rows) {
   if (!form.nibbles) return form.narrow ? of_rows<false, f16, false>(rows) : of_rows<false, float, false>(rows);
   if (form.zeros) return form.narrow ? of_rows<true, f16, true>(rows) : of_rows<true, float, true>(rows);
   return form.narrow ? of_rows<true, f16, false>(rows) : of_rows<true, float, false>(rows);
-}
-
-template <typename T>
-void write(const float* results, int64_t rows, int64_t columns, const T* bias, T* out, int64_t out_stride) {
-  for (int64_t v = 0; v < columns; v += LANES) {
-    const int count = int(std::min<int64_t>(columns - v, LANES));
-    const f32x16 add = bias ? load_some(bias + v, count) : f32x16{};
-    for (int64_t r = 0; r < rows; r++) store_some(out + r * out_stride + v, load(results + r * TILE + v) + add, count);
-  }
 }
 
 }  // namespace
@@ -211,8 +205,9 @@ void linear_bytes(
     for (int64_t low = 0; low < m; low += AMX_BLOCK) {
       const int64_t rows = std::min(AMX_BLOCK, m - low);
       multiply({form, steps, low, packed + index * tile, low ? 0 : ahead, results}, rows);
-      write(results, rows, std::min(TILE, form.n - first), bias ? bias + first : nullptr, out + low * form.n + first,
-            form.n);
+      write_tile(
+          results, rows, std::min(TILE, form.n - first), bias ? bias + first : nullptr, out + low * form.n + first,
+          form.n);
     }
     if (last && multiply == multiply_bytes_amx) end_bytes_amx();
   });

@@ -1,12 +1,12 @@
 // x @ weight.T + bias over a weight in 8 or 4 bits, by sums of whole numbers.
 //
-// A row of x is rounded to 127 steps either way of the largest of each unit, 32 or 64 inputs. A unit's sum of products is
-// a whole number, the same in any order and on any processor; float32 adds the units' sums, each times its two scales, in
-// the order of the inputs. So a row's bits depend neither on the rows beside it, nor on the way, nor on the threads.
+// A row of x is rounded to 127 steps either way of the largest of each unit, 32 or 64 inputs. A unit's sum of products
+// is a whole number, the same in any order; float32 adds the units' sums, each times its two scales, in the order of
+// the inputs. So a row's bits depend neither on the rows beside it, nor on threads, nor on whether AMX multiplies.
 //
 // Packed: tiles of 64 outputs (the last one is filled up), one stream of memory each. For each span of inputs with one
-// scale a tile has 64 scales, 64 zeros if the weight has some, and the weights: bytes [inputs / 4][64][4], 128 more than
-// their value, or nibbles [inputs / 8][64][4], whose low halves are the first four inputs.
+// scale a tile has 64 scales, 64 zeros if the weight has some, and the weights: bytes [inputs / 4][64][4], 128 more
+// than their value, or nibbles [inputs / 8][64][4], whose low halves are the first four inputs.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace gapless {
 
-constexpr int32_t MIDDLE = 128;        // a zero of a weight in bytes
-constexpr int32_t MIDDLE_NIBBLE = 8;   // of one in nibbles without zeros of its own
+constexpr int32_t MIDDLE = 128;       // a zero of a weight in bytes
+constexpr int32_t MIDDLE_NIBBLE = 8;  // of one in nibbles without zeros of its own
 
 struct ByteForm {
   int64_t n, k;
@@ -36,13 +36,9 @@ struct ByteForm {
   int64_t tiles() const { return (n + TILE - 1) / TILE; }
 };
 
-// `weight` int8 [n, k], or the nibbles of `Kind.INT4` [n, k / 2]; `scales` [n, groups]; `zeros` [n, groups] or null.
+// `weight` int8 [n, k], or nibbles as in matrix.py [n, k / 2]; `scales` [n, groups]; `zeros` [n, groups] or null.
 void pack_bytes(
     const ByteForm& form, const uint8_t* weight, const float* scales, const uint8_t* zeros, uint8_t* packed);
-
-// Rows `ids` of the weight in plain order, out [count, k].
-template <typename T>
-void unpack_byte_rows(const ByteForm& form, const uint8_t* packed, const int64_t* ids, int64_t count, T* out);
 
 // Rows of x in whole numbers. For each unit, `scales` has the value of one step, NaN if an input is not finite; `sums`
 // adds the steps up.
@@ -81,8 +77,8 @@ void linear_bytes(
     bool amx);
 
 // The sum of a unit, times its scales, added to what was found before. Every way computes it here.
-inline Floats add_unit(Floats found, Ints sums, Floats scale, float x_scale) {
-  return found + __builtin_convertvector(sums, Floats) * scale * x_scale;
+inline Floats add_unit(Floats found, Floats sums, Floats scale, float x_scale) {
+  return found + sums * scale * x_scale;
 }
 
 // Whole numbers of 16 bits times one.

@@ -1,11 +1,11 @@
-// The product of bytes.h on AMX: 16 rows of a unit of x by a unit of 16 outputs a time, which are stored as the unit wants
+// The product of bytes.h on AMX: 16 rows of a unit of x by a unit of 16 outputs a time. Weights are stored as AMX takes
 // them; nibbles become bytes before.
 #include "bytes.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "tiles.h"
+#include "tiled_rows.h"
 
 namespace gapless {
 
@@ -13,21 +13,7 @@ namespace gapless {
 
 namespace {
 
-constexpr int64_t TILE_ROWS = 16, STRIDE = 4 * TILE;
-// Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of the weight.
-constexpr int X = 4, WEIGHT = 6;
-
-// Gives the tiles their shapes, for 1 to 32 rows and units of 32 or 64 inputs, if this thread's have others.
-void configure(int64_t rows, int64_t unit) {
-  alignas(64) uint8_t shapes[64] = {1};
-  const uint8_t first = uint8_t(std::min(rows, TILE_ROWS)), more = uint8_t(rows - first), other = more ? more : first;
-  const uint8_t heights[] = {first, other, first, other, first, more, uint8_t(unit / 4), uint8_t(unit / 4)};
-  for (int tile = 0; tile < 8; tile++) {
-    shapes[16 + 2 * tile] = heights[tile] ? tile == X || tile == X + 1 ? uint8_t(unit) : 64 : 0;  // bytes of a row
-    shapes[48 + tile] = heights[tile];
-  }
-  tile_configure(shapes);
-}
+constexpr int64_t STRIDE = 4 * TILE;
 
 struct Unit {
   const int8_t* x;
@@ -82,22 +68,22 @@ template <bool ZEROS, typename Scale>
 void add_units(const BytePart& part, int64_t rows, int64_t u, const uint8_t* head, const int32_t* sums) {
   constexpr int VECTORS = TILE / WIDTH;
   const int32_t middle = part.form.nibbles ? MIDDLE_NIBBLE : MIDDLE;
-  Floats scales[VECTORS];
-  Ints zeros[VECTORS];
+  Floats scales[VECTORS], zeros[VECTORS];  // whole numbers below 2^24 are exact as floats
   for (int v = 0; v < VECTORS; v++) {
     scales[v] = load_floats(reinterpret_cast<const Scale*>(head) + v * WIDTH);
-    zeros[v] = ZEROS ? load_zeros(head + TILE * sizeof(Scale) + v * WIDTH) : Ints{} + middle;
+    const Ints own = ZEROS ? load_zeros(head + TILE * sizeof(Scale) + v * WIDTH) : Ints{} + middle;
+    zeros[v] = __builtin_convertvector(own, Floats);
   }
   for (int64_t r = 0; r < rows; r++) {
     const int64_t at = (part.row + r) * part.x.units + u;
-    const float scale = part.x.scales[at];
-    const int32_t sum = part.x.sums[at];
+    const float scale = part.x.scales[at], sum = float(part.x.sums[at]);
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) {
       float* to = part.results + r * TILE + v * WIDTH;
       Ints found;
       std::memcpy(&found, sums + r * TILE + v * WIDTH, sizeof(found));
-      store_floats(to, add_unit(load_floats(to), found - times(zeros[v], sum), scales[v], scale));
+      const Floats whole = __builtin_convertvector(found, Floats) - zeros[v] * sum;
+      store_floats(to, add_unit(load_floats(to), whole, scales[v], scale));
     }
   }
 }

@@ -1,4 +1,4 @@
-// What bytes.h keeps: weights packed and unpacked, and rows of x in whole numbers.
+// What bytes.h multiplies: packed weights, and rows of x in whole numbers.
 #include "bytes.h"
 
 #include <algorithm>
@@ -68,17 +68,6 @@ void set_heads(
   }
 }
 
-// A chunk of an output's weights; `from` is its first four.
-template <typename T>
-void unpack_chunk(const ByteForm& form, const uint8_t* from, int32_t zero, float scale, int64_t count, T* out) {
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t quad = i / 4;
-    const uint8_t byte = from[(form.nibbles ? quad / 2 : quad) * 4 * TILE + i % 4];
-    const int32_t value = form.nibbles ? byte >> quad % 2 * 4 & 15 : byte;
-    assign(out[i], float(value - zero) * scale);
-  }
-}
-
 void round_unit(const float* from, int64_t unit, int8_t* steps, float& scale, int32_t& sum) {
   uint32_t most = 0;
   for (int64_t i = 0; i < unit; i++) most = std::max(most, bits_of<uint32_t>(from[i]) & 0x7FFFFFFFu);
@@ -114,23 +103,6 @@ void pack_bytes(
 }
 
 template <typename T>
-void unpack_byte_rows(const ByteForm& form, const uint8_t* packed, const int64_t* ids, int64_t count, T* out) {
-  share(count, count * form.k / ROW_WORTH, [&](int64_t r, bool) {
-    const int64_t column = ids[r] % TILE;
-    const uint8_t* tile = packed + ids[r] / TILE * form.tile();
-    each_chunk(form, [&](const Chunk& chunk) {
-      const uint8_t* head = tile + chunk.head;
-      const int32_t zero = form.zeros ? head[form.head() - TILE + column] : form.nibbles ? MIDDLE_NIBBLE : MIDDLE;
-      const float scale = form.narrow ? to_float(reinterpret_cast<const f16*>(head)[column])
-                                      : reinterpret_cast<const float*>(head)[column];
-      unpack_chunk(
-          form, tile + chunk.weights + 4 * column, zero, scale, std::min(CHUNK, form.k - chunk.first),
-          out + r * form.k + chunk.first);
-    });
-  });
-}
-
-template <typename T>
 Steps::Steps(const ByteForm& form, const T* x, int64_t stride, int64_t m)
     : m(m), width(form.width()), units(form.units()), steps(m * width), scales(m * units), sums(m * units) {
   const int64_t unit = form.unit(), k = form.k;
@@ -147,9 +119,6 @@ Steps::Steps(const ByteForm& form, const T* x, int64_t stride, int64_t m)
   });
 }
 
-template void unpack_byte_rows(const ByteForm&, const uint8_t*, const int64_t*, int64_t, float*);
-template void unpack_byte_rows(const ByteForm&, const uint8_t*, const int64_t*, int64_t, bf16*);
-template void unpack_byte_rows(const ByteForm&, const uint8_t*, const int64_t*, int64_t, f16*);
 template Steps::Steps(const ByteForm&, const float*, int64_t, int64_t);
 template Steps::Steps(const ByteForm&, const bf16*, int64_t, int64_t);
 template Steps::Steps(const ByteForm&, const f16*, int64_t, int64_t);

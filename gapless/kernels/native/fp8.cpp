@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "parallel.h"
-#include "tiles.h"
+#include "tiled_rows.h"
 
 namespace gapless {
 
@@ -13,31 +13,18 @@ namespace gapless {
 
 namespace {
 
-constexpr int64_t INPUTS = 32, TILE_ROWS = 16, BLOCK = 32, MOST_DEEP = 128;
+constexpr int64_t INPUTS = 32, BLOCK = MOST_TILED, MOST_DEEP = 128;
 // Bytes of a pair of inputs of a tile in bfloat16, and in e4m3.
 constexpr int64_t STRIDE = 4 * TILE, NARROW_STRIDE = 2 * TILE;
-// Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of the weight.
-constexpr int X = 4, WEIGHT = 6;
 // Rows whose sums are kept while a tile is widened once.
 constexpr int64_t KEPT_ROWS = 128;
 constexpr int64_t AHEAD = 8192, WORTH = 1 << 18, PACK_WORTH = 1 << 16;
 
-// Gives the tiles their shapes for 1 to 32 rows.
-void configure(int64_t rows) {
-  alignas(64) uint8_t shapes[64] = {1};
-  const uint8_t first = uint8_t(std::min(rows, TILE_ROWS)), more = uint8_t(rows - first), other = more ? more : first;
-  const uint8_t heights[] = {first, other, first, other, first, more, INPUTS / 2, INPUTS / 2};
-  for (int tile = 0; tile < 8; tile++) {
-    shapes[16 + 2 * tile] = heights[tile] ? 64 : 0;  // bytes of a row
-    shapes[48 + tile] = heights[tile];
-  }
-  tile_configure(shapes);
-}
-
 // e4m3 without NaN to bfloat16, which holds all of them; AMX takes no denormal ones, and none come out.
 inline __m512i widened(__m256i bytes) {
   alignas(64) static constexpr uint16_t LEAST[32] = {0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60};
-  const __m512i x = _mm512_cvtepu8_epi16(bytes), size = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0x7F0));
+  const __m512i x = _mm512_cvtepu8_epi16(bytes);
+  const __m512i size = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0x7F0));
   const __mmask32 small = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(0x80));
   const __m512i whole = _mm512_mask_permutexvar_epi16(
       _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7)), small, x, _mm512_load_si512(LEAST));
@@ -50,7 +37,7 @@ void widen(const uint8_t* from, bool ahead, uint8_t* to) {
   for (int64_t i = 0; i < INPUTS; i += 2, from += NARROW_STRIDE, to += STRIDE) {
     if (ahead) __builtin_prefetch(from + AHEAD), __builtin_prefetch(from + AHEAD + 64);
     for (int64_t v = 0; v < 4; v++)
-      _mm512_store_si512(to + 64 * v, widened(_mm256_load_si256(reinterpret_cast<const __m256i*>(from + 32 * v))));
+      _mm512_store_si512(to + 64 * v, widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * v))));
   }
 }
 
@@ -106,7 +93,8 @@ void multiply_many(const Part& part, int64_t first) {
     column_of_many<0>(from), column_of_many<1>(from);
   }
   float *top = part.sums + first, *low = top + TILE_ROWS * TILE;
-  tile_store<0>(top, LINE), tile_store<1>(low, LINE), tile_store<2>(top + LANES, LINE), tile_store<3>(low + LANES, LINE);
+  tile_store<0>(top, LINE), tile_store<1>(low, LINE);
+  tile_store<2>(top + LANES, LINE), tile_store<3>(low + LANES, LINE);
 }
 
 void multiply(Part part) {
@@ -135,7 +123,7 @@ void multiply_tile(const Fp8Form& form, const Rows& rows, const uint8_t* tile, b
       deep = std::min(MOST_DEEP, end - i);
       for (int64_t low = 0; low < rows.count; low += BLOCK) {
         const int64_t some = std::min(BLOCK, rows.count - low);
-        if (some != shaped) configure(shaped = some);
+        if (some != shaped) configure(shaped = some, 64);
         multiply({rows.x + low * rows.stride + i, rows.stride, some, deep, low ? nullptr : tile, ahead, wide, sums});
         for (int64_t r = 0; r < some; r++)
           for (int64_t v = 0; v < TILE; v += LANES) {
@@ -182,12 +170,7 @@ void linear_fp8(
     for (int64_t low = 0; low < m; low += KEPT_ROWS) {
       const int64_t count = std::min(KEPT_ROWS, m - low);
       multiply_tile(form, {x + low * x_stride, x_stride, count}, packed + index * tile, ahead && !low, results);
-      for (int64_t v = 0; v < columns; v += LANES) {
-        const int some = int(std::min<int64_t>(columns - v, LANES));
-        const f32x16 add = bias ? load_some(bias + first + v, some) : f32x16{};
-        for (int64_t r = 0; r < count; r++)
-          store_some(out + (low + r) * n + first + v, load(results + r * TILE + v) + add, some);
-      }
+      write_tile(results, count, columns, bias ? bias + first : nullptr, out + low * n + first, n);
     }
     if (last) tile_release();
   });

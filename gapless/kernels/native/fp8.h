@@ -27,6 +27,7 @@ void pack_fp8(const Fp8Form& form, const uint8_t* weight, const float* scales, u
 
 // x [m, k], k a multiple of 32 (the caller pads), with rows `x_stride` apart; out [m, n]. Where AMX serves (amx.h).
 void linear_fp8(
-    const Fp8Form& form, const bf16* x, int64_t x_stride, int64_t m, const uint8_t* packed, const bf16* bias, bf16* out);
+    const Fp8Form& form, const bf16* x, int64_t x_stride, int64_t m, const uint8_t* packed, const bf16* bias,
+    bf16* out);
 
 }  // namespace gapless

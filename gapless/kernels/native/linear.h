@@ -39,6 +39,16 @@ struct PackedPlace {
   int64_t width(int64_t column) const { return std::min(TILE, round_up(n, LANES) - column / TILE * TILE); }
 };
 
+// Sums [rows, TILE] of some columns, with the bias, to rows of the result.
+template <typename T>
+void write_tile(const float* sums, int64_t rows, int64_t columns, const T* bias, T* out, int64_t out_stride) {
+  for (int64_t v = 0; v < columns; v += LANES) {
+    const int count = int(std::min<int64_t>(columns - v, LANES));
+    const f32x16 add = bias ? load_some(bias + v, count) : f32x16{};
+    for (int64_t r = 0; r < rows; r++) store_some(out + r * out_stride + v, load(sums + r * TILE + v) + add, count);
+  }
+}
+
 template <typename W>
 void pack(const W* weight, int64_t n, int64_t k, W* packed);
 

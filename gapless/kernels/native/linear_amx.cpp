@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "parallel.h"
-#include "tiles.h"
+#include "tiled_rows.h"
 
 namespace gapless {
 
@@ -15,9 +15,7 @@ namespace gapless {
 
 namespace {
 
-constexpr int64_t INPUTS = 32, TILE_ROWS = 16, MOST_ROWS = 32;
-// Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of the weight.
-constexpr int X = 4, WEIGHT = 6;
+constexpr int64_t INPUTS = 32, MOST_ROWS = MOST_TILED;
 // Prefetch distance of weights for up to 16 rows, and the least size that it pays for: smaller matrices are in a cache.
 constexpr int64_t AHEAD = 8192, IN_MEMORY = 1 << 20;
 // Least weights, times rows / 32, with a second thread.
@@ -96,26 +94,6 @@ void multiply(Part part, int64_t rows, int64_t vectors) {
   }
 }
 
-// Gives the tiles their shapes for 1 to 32 rows.
-void configure(int64_t rows) {
-  alignas(64) uint8_t shapes[64] = {1};
-  uint8_t first = uint8_t(std::min(rows, TILE_ROWS)), more = uint8_t(rows - first), other = more ? more : first;
-  const uint8_t heights[] = {first, other, first, other, first, more, INPUTS / 2, INPUTS / 2};
-  for (int tile = 0; tile < 8; tile++) {
-    shapes[16 + 2 * tile] = heights[tile] ? 64 : 0;  // bytes of a row
-    shapes[48 + tile] = heights[tile];
-  }
-  tile_configure(shapes);
-}
-
-void write(const float* sums, int64_t rows, int64_t columns, const bf16* bias, bf16* out, int64_t out_stride) {
-  for (int64_t v = 0; v < columns; v += LANES) {
-    int count = int(std::min<int64_t>(columns - v, LANES));
-    f32x16 add = bias ? load_some(bias + v, count) : f32x16{};
-    for (int64_t r = 0; r < rows; r++) store_some(out + r * out_stride + v, load(sums + r * TILE + v) + add, count);
-  }
-}
-
 struct Product {
   const bf16* x;
   int64_t x_stride, m;
@@ -166,14 +144,14 @@ void multiply_columns(const Product& all, int64_t first, bool last) {
     const int64_t rows = std::min(MOST_ROWS, all.m - low);
     const bf16* x = all.x + low * all.x_stride;
     if (left) rest.take_x(x + whole, all.x_stride, rows, left);
-    if (rows != shaped) configure(shaped = rows);
+    if (rows != shaped) configure(shaped = rows, 64);
     Part part{
         factors(x, all.x_stride, weight, width), factors(rest.x, INPUTS, rest.weight, width), whole / INPUTS, left > 0,
         nullptr, 0, sums};
     look_ahead(part, all, low, rows, width, last);
     multiply(part, rows, width / LANES);
-    write(sums, rows, std::min(TILE, all.n - first), all.bias ? all.bias + first : nullptr,
-          all.out + low * all.n + first, all.n);
+    write_tile(sums, rows, std::min(TILE, all.n - first), all.bias ? all.bias + first : nullptr,
+               all.out + low * all.n + first, all.n);
   }
   tile_release();
 }

@@ -81,8 +81,8 @@ Tensor linear_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& 
   return out;
 }
 
-// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room for
-// all of them: a copy of another weight of the shape fits. What is not used of it is never touched.
+// A packed weight in bytes begins with these of its form, so that a copy of the tensor takes them along. It has room
+// for all of them: a copy of another weight of the shape fits. The room that a form leaves is never touched.
 enum Packing : uint8_t { NIBBLES = 1, NARROW = 2, ZEROS = 4 };
 constexpr int64_t FRONT = 64;
 
@@ -126,13 +126,13 @@ int packing_of(const Tensor& weight, const Tensor& scales, const Maybe& zeros, i
 Tensor linear_pack_bytes(const Tensor& weight, const Tensor& scales, const Maybe& zeros, int64_t group) {
   whole(weight), whole(scales);
   const bool nibbles = weight.scalar_type() == at::kByte;
-  TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8, or nibbles in uint8");
+  TORCH_CHECK(nibbles || weight.scalar_type() == at::kChar, "gapless: linear_pack_bytes wants int8 or uint8");
   fits(weight.dim() == 2 && scales.dim() == 2 && group >= 0 && group % 32 == 0 && nibbles == zeros.has_value(),
        "linear_pack_bytes");
-  const int64_t n = weight.size(0), k = weight.size(1) * (nibbles ? 2 : 1), groups = group ? (k + group - 1) / group : 1;
-  const std::array<int64_t, 2> sizes{n, groups};
-  fits(k > 0 && (!nibbles || k % 32 == 0) && scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes()),
-       "linear_pack_bytes");
+  const int64_t n = weight.size(0), k = weight.size(1) * (nibbles ? 2 : 1);
+  const std::array<int64_t, 2> sizes{n, group ? (k + group - 1) / group : 1};
+  const bool same = scales.sizes() == at::IntArrayRef(sizes) && (!zeros || zeros->sizes() == scales.sizes());
+  fits(k > 0 && (!nibbles || k % 32 == 0) && same, "linear_pack_bytes");
   const int packing = packing_of(weight, scales, zeros, group);
   Tensor packed = at::empty({room(n, k, group, packing)}, weight.options().dtype(at::kByte));
   uint8_t* to = data<uint8_t>(packed);
@@ -153,31 +153,14 @@ void linear_bytes_to(
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     linear_bytes(
-        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT, bias ? data<T>(*bias) : nullptr,
-        data<T>(out), amx_missing().empty());
+        form, data<T>(rows), row_stride(rows), x.size(0), data<uint8_t>(packed) + FRONT,
+        bias ? data<T>(*bias) : nullptr, data<T>(out), amx_missing().empty());
   });
 }
 
 Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t group, const Maybe& bias) {
   Tensor out = at::empty({x.size(0), n}, x.options());
   linear_bytes_to(x, packed, n, group, bias, out);
-  return out;
-}
-
-void are_rows(const Tensor& ids, int64_t n) {
-  for (int64_t i = 0; i < ids.size(0); i++)
-    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
-}
-
-Tensor embedding_bytes(
-    const Tensor& ids, const Tensor& packed, int64_t n, int64_t k, int64_t group, at::ScalarType dtype) {
-  are_rows(ids, n);
-  const ByteForm form = form_of(packed, n, k, group);
-  Tensor out = at::empty({ids.size(0), k}, packed.options().dtype(dtype));
-  by_dtype(out, [&](auto* t) {
-    using T = std::remove_pointer_t<decltype(t)>;
-    unpack_byte_rows(form, data<uint8_t>(packed) + FRONT, longs(ids), ids.size(0), data<T>(out));
-  });
   return out;
 }
 
@@ -214,7 +197,8 @@ Tensor linear_fp8_op(const Tensor& x, const Tensor& packed, int64_t n, int64_t g
 }
 
 Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
-  are_rows(ids, n);
+  for (int64_t i = 0; i < ids.size(0); i++)
+    TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
   Tensor out = at::empty({ids.size(0), k}, packed.options());
   by_dtype(packed, [&](auto* t) {
     using W = std::remove_pointer_t<decltype(t)>;
@@ -238,7 +222,6 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_pack_bytes(Tensor weight, Tensor scales, Tensor? zeros, int group) -> Tensor");
   m.def("linear_bytes(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
   m.def("linear_bytes_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
-  m.def("embedding_bytes(Tensor ids, Tensor packed, int n, int k, int group, ScalarType dtype) -> Tensor");
   m.def("linear_pack_fp8(Tensor weight, Tensor scales, int group) -> Tensor");
   m.def("linear_fp8(Tensor x, Tensor packed, int n, int group, Tensor? bias) -> Tensor");
   m.def("linear_fp8_to(Tensor x, Tensor packed, int n, int group, Tensor? bias, Tensor(a!) out) -> ()");
@@ -252,7 +235,6 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_pack_bytes", linear_pack_bytes);
   m.impl("linear_bytes", linear_bytes_op);
   m.impl("linear_bytes_to", linear_bytes_to);
-  m.impl("embedding_bytes", embedding_bytes);
   m.impl("linear_pack_fp8", linear_pack_fp8);
   m.impl("linear_fp8", linear_fp8_op);
   m.impl("linear_fp8_to", linear_fp8_to);

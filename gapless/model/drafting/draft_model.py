@@ -34,7 +34,7 @@ class PageShare(NamedTuple):
     unused: int
     """Layers of its shape after its own"""
     kv: KVLayout
-    """Its layer"""
+    """The layer of its memory"""
 
     @classmethod
     def of(cls, model: ModelConfig, draft: ModelConfig, kind: KVFormat = KVFormat.AUTO) -> PageShare:

@@ -20,7 +20,7 @@ from gapless.kernels.views import KV
 from gapless.model.decoder import Decoder
 from gapless.model.drafting.draws import PlaceTokens
 from gapless.model.drafting.heads import HeadLayer
-from gapless.model.formats import format_of
+from gapless.model.formats.of_model import format_of
 from gapless.model.params import Layer, allocate_layer, allocate_norm
 from gapless.model.slots import Slot, layer_slots, plain_slots
 from gapless.model.weights import load_weights, tensor_names

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from gapless.base.errors import CheckpointError
-from gapless.base.plug_ins import load, plug_ins
+from gapless.base.plug_ins import plug_ins
 from gapless.model.fields import Fields
 from gapless.model.formats.awq import AwqFormat
 from gapless.model.formats.compressed import CompressedFormat
@@ -15,12 +13,8 @@ from gapless.model.formats.fp8 import Fp8Format
 from gapless.model.formats.gguf import GgufFormat
 from gapless.model.formats.gptq import GptqFormat
 from gapless.model.formats.mxfp4 import Mxfp4Format
-from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.quantization import FORMAT_PLUG_INS, Quantization
-
-if TYPE_CHECKING:
-    from gapless.model.config import ModelConfig
 
 WEIGHT_FORMATS: dict[str, Callable[[Quantization], WeightFormat]] = {
     "fp8": Fp8Format,
@@ -63,32 +57,3 @@ def read_quantization(fields: Fields) -> Quantization | None:
             "format, or the bfloat16 one with --quantization"
         )
     return Quantization(method, values, str(fields.path))
-
-
-def format_of(config: ModelConfig) -> WeightFormat | None:
-    """Return the format of a model's weights; None for plain ones. Raises CheckpointError for a field of
-    quantization_config, ConfigError if a plug-in cannot be imported."""
-    asked = config.quantization
-    if asked is None:
-        return None
-    if asked.at_load:
-        return RoundedFormat(asked, config.names.layer.partition("{")[0])
-    made = WEIGHT_FORMATS.get(asked.method) or load(FORMAT_PLUG_INS, asked.method, "quantization_config")
-    found: WeightFormat = made(asked)
-    return found
-
-
-def layouts_of(config: ModelConfig) -> Counter[tuple[str, str]]:
-    """Count the products of a native model's layers by their layouts, each with why it is dense if a format stores it.
-    Raises as `format_of`."""
-    form, names, hidden, found = format_of(config), config.names, config.spec.hidden_size, Counter[tuple[str, str]]()
-    if form is None:
-        return found
-    for number, layer in enumerate(config.spec.layers):
-        prefix = names.layer.format(number)
-        for name, product in layer.products(hidden).items():
-            modules = zip(names.modules(name), names.outputs(name, layer, hidden), strict=True)
-            stored = [form.weight(f"{prefix}.{module}", size, product.inputs) for module, size in modules]
-            kinds = {("plain", "") if one is None else (str(one.layout), one.why_dense) for one in stored}
-            found[kinds.pop() if len(kinds) == 1 else ("dense", "the modules of a product are stored in two ways")] += 1
-    return found

@@ -15,11 +15,11 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-_READS_TEXT = """
+_AWQ_READS_TEXT = """
     bits checkpoint_format desc_act format group_size lm_head method modules_to_not_convert pack_dtype
     q_group_size sym version w_bit zero_point
 """
-READS = frozenset(_READS_TEXT.split())
+AWQ_READS = frozenset(_AWQ_READS_TEXT.split())
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its 8 outputs; places have the outputs 0 2 4 6 1 3 5 7"""
 
@@ -28,7 +28,7 @@ class AwqFormat:
     """Implements `WeightFormat`."""
 
     def __init__(self, asked: Quantization) -> None:
-        fields, self.where = asked.fields(READS), asked.where
+        fields, self.where = asked.fields(AWQ_READS), asked.where
         bits = "bits" if "bits" in fields else "w_bit"
         if fields.whole(bits, 4) != 4:
             raise asked.error(bits, "must be 4")

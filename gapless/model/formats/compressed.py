@@ -21,10 +21,10 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-_READS_TEXT = """
+_COMPRESSED_READS_TEXT = """
     config_groups format ignore kv_cache_scheme moe_sparsity_config sparsity_config transform_config version
 """
-READS = frozenset(_READS_TEXT.split())
+COMPRESSED_READS = frozenset(_COMPRESSED_READS_TEXT.split())
 _GROUP = frozenset(["format", "input_activations", "output_activations", "targets", "weights"])
 _WEIGHTS_TEXT = """
     actorder block_structure dynamic group_size num_bits observer observer_kwargs scale_dtype strategy
@@ -62,7 +62,7 @@ class CompressedFormat:
     """Implements `WeightFormat`."""
 
     def __init__(self, asked: Quantization) -> None:
-        fields, self.asked = asked.fields(READS), asked
+        fields, self.asked = asked.fields(COMPRESSED_READS), asked
         sparse = fields.sub("sparsity_config").values
         if not says_nothing(sparse) and sparse.get("format") != "dense":
             raise asked.error("sparsity_config", "must be dense: sparse weights are not read", sparse.get("format"))

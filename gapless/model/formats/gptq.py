@@ -19,11 +19,11 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-_READS_TEXT = """
+_GPTQ_READS_TEXT = """
     bits checkpoint_format desc_act dynamic format group_size is_marlin_format lm_head method
     modules_in_block_to_quantize pack_dtype sym version
 """
-READS = frozenset(_READS_TEXT.split())
+GPTQ_READS = frozenset(_GPTQ_READS_TEXT.split())
 ONE = {4: 0x11111111, 8: 0x01010101}
 """1 in each number of a word"""
 
@@ -42,7 +42,7 @@ class GptqFormat:
     """Implements `WeightFormat`."""
 
     def __init__(self, asked: Quantization) -> None:
-        fields, self.asked = asked.fields(READS), asked
+        fields, self.asked = asked.fields(GPTQ_READS), asked
         version = fields.text("checkpoint_format", fields.text("format", "gptq"))
         if version not in ("gptq", "gptq_v2"):
             raise asked.error("checkpoint_format", "must be gptq or gptq_v2: save it as one of these", version)

@@ -1,4 +1,4 @@
-"""MXFP4, in which gpt-oss stores its experts: 4-bit floats with a power of two for each 32, multiplied out at load.
+"""MXFP4, the format of gpt-oss's experts: 4-bit floats with a power of two for each 32, multiplied out at load.
 
 Its attention, router, embedding and head are plain.
 """
@@ -14,7 +14,7 @@ from gapless.model.quantization import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-READS = frozenset(("modules_to_not_convert",))
+MXFP4_READS = frozenset(("modules_to_not_convert",))
 
 
 class Mxfp4Format:
@@ -24,7 +24,7 @@ class Mxfp4Format:
     """Ends of the names of the two tensors of all experts"""
 
     def __init__(self, asked: Quantization) -> None:
-        asked.fields(READS)
+        asked.fields(MXFP4_READS)
 
     def weight(self, module: str, outputs: int, inputs: int) -> StoredWeight | None:
         return None

@@ -268,7 +268,7 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     if len(challenge) != FrameKind.CHALLENGE.limit or not _proves(proof, key, b"gives", hello + said):
         raise PeerRefused("the peer has another key")
     peer.send(FrameKind.PROOF, _proof(key, b"takes", hello + said), namespace.text.encode())
-    _check_same(namespace, said[_NONCE:], peer.receive(FrameKind.WELCOME)[1])
+    check_same(namespace, said[_NONCE:], peer.receive(FrameKind.WELCOME)[1])
 
 
 def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[], None] = lambda: None) -> None:
@@ -285,7 +285,7 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
         raise PeerRefused("a peer that connected has another key")
     enter()
     peer.send(FrameKind.WELCOME, namespace.text.encode())
-    _check_same(namespace, hello[-32:], proof[_MAC:])
+    check_same(namespace, hello[-32:], proof[_MAC:])
 
 
 def _check_user(peer: FrameSocket, key: bytes) -> None:
@@ -302,7 +302,7 @@ def _proves(proof: bytes, key: bytes, who: bytes, said: bytes) -> bool:
     return hmac.compare_digest(proof, _proof(key, who, said))
 
 
-def _check_same(namespace: Namespace, digest: bytes, text: bytes) -> None:
+def check_same(namespace: Namespace, digest: bytes, text: bytes) -> None:
     """Refuse a peer whose pages are of something else, whatever words it finds for them."""
     if digest != namespace.digest or sha256(text).digest() != digest:
         theirs = text.decode(errors="replace")
