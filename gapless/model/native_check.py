@@ -52,7 +52,7 @@ def check_native(directory: Path, kernels: Kernels = plain.KERNELS) -> None:
     params = allocate(small, torch.float32, HOST)
     load_weights(directory, slots(small, params), rest, small.names)
     make = family_of(small.architecture).model or Decoder
-    # quantised weights are multiplied out: products by them may round what they multiply
+    # Quantised weights are multiplied out: products by them may round their inputs.
     exact = kernels._replace(products={WeightKind.DENSE: kernels.products[WeightKind.DENSE]})
     check(_reference(directory, model, small, rest), make(small, params, TOKENS, exact), HOST, str(path))
 

@@ -13,7 +13,7 @@ namespace gapless {
 constexpr int64_t TILE_ROWS = 16, MOST_TILED = 32;
 constexpr int X = 4, WEIGHT = 6;
 
-// Gives the tiles their shapes for 1 to 32 rows of x, of so many bytes each.
+// Gives the tiles their shapes for 1 to 32 rows of x, of `bytes` each.
 inline void configure(int64_t rows, int64_t bytes) {
   alignas(64) uint8_t shapes[64] = {1};
   const uint8_t first = uint8_t(std::min(rows, TILE_ROWS)), more = uint8_t(rows - first), other = more ? more : first;
