@@ -57,8 +57,8 @@ TINY_MODEL = 8_000_000
 """[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
 average graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""[parameters] Parameters up to which a GPU pads a prompt's step by FILLING rows and tokens while it
-launches; by fewer of a larger model."""
+"""[parameters] Largest model whose prompts a GPU pads by FILLING rows and tokens in the time of launching a step.
+Larger ones get less padding."""
 LEAST_FILLING = 64
 """[rows and tokens] Most padding of such a step in any model."""
 FURTHER_SECONDS = 8.0

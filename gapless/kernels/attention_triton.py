@@ -378,9 +378,8 @@ def decode_attention(
     if many is None:
         many = unturned is not None and batch >= MANY_FROM
     group = shape.heads // shape.kv_heads
-    tiles = tiles or choose_tiles(
-        DecodeAttention(shape.head_dim, q.element_size(), group, many, scales is not None), gpu
-    )
+    bits = 16 if scales is None else 4 if cache.dtype == torch.uint8 else 8
+    tiles = tiles or choose_tiles(DecodeAttention(shape.head_dim, q.element_size(), group, many, bits), gpu)
     if early is None:
         # The other kernels of a step are early with few rows alone, so that no launch compiles again for its batch
         # size.

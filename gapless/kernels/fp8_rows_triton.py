@@ -12,7 +12,7 @@ from triton.language.extra import cuda
 
 from gapless.kernels.library_triton import arch, launch_options, operator
 
-LARGEST = tl.constexpr(448.0)
+LARGEST_CODE = tl.constexpr(448.0)
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def fp8_rows_kernel(
         value *= tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
         value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(value), axis=0)
-    scale = tl.where(largest > 0, largest / LARGEST, 1.0)
+    scale = tl.where(largest > 0, largest / LARGEST_CODE, 1.0)
     # A row that is not finite stays so: its quotients are NaN.
     tl.store(out + at, (value / scale).to(tl.float8e4nv), mask=inside)
     tl.store(factor + tl.program_id(0), scale)

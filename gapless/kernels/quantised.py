@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from gapless.kernels.arch import Arch
@@ -112,13 +111,13 @@ def launch_codes(
     }  # fmt: skip
     bias = x if bias is None else bias
     zero = codes if zero is None else zero
-    grid = triton.cdiv(columns, tiles.columns)
+    grid = -(-columns // tiles.columns)
     if isinstance(tiles, RowTiles):
         assert x.element_size() == 2
-        grid = triton.cdiv(grid, tiles.each)
-        splits = triton.cdiv(codes.shape[1], tiles.chunks * CHUNK_BYTES)
+        grid = -(-grid // tiles.each)
+        splits = -(-codes.shape[1] // (tiles.chunks * CHUNK_BYTES))
     else:
-        grid, splits = grid * triton.cdiv(rows, tiles.rows), tiles.splits
+        grid, splits = grid * -(-rows // tiles.rows), tiles.splits
     if norm is not None:
         x = rms_norm(x, norm, eps, early=early)
     parts = arrived = out
@@ -143,6 +142,6 @@ def launch_codes(
 def launch_numbers(codes: Tensor, scale: Tensor, zero: Tensor | None, out: Tensor, kind: int, group: int) -> None:
     """Write the numbers of a weight of these codes to `out` [N, K], each rounded once."""
     rows, depth = out.shape
-    numbers_kernel[rows, triton.cdiv(codes.shape[1], NUMBERS_BLOCK)](
+    numbers_kernel[rows, -(-codes.shape[1] // NUMBERS_BLOCK)](
         codes, scale, codes if zero is None else zero, out, depth, kind, group, NUMBERS_BLOCK, num_warps=4
     )

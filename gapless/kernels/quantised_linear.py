@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -75,13 +75,6 @@ triton_coded_gated_linear = operator(coded_gated_linear, "out")
 triton_coded_linear_add = operator(coded_linear_add, "x")
 
 
-class Coded(NamedTuple):
-    """Inputs of a product by an FP8 weight: E4M3 codes [M, K] and a factor float32 [M, 1]."""
-
-    codes: Tensor
-    factor: Tensor
-
-
 class CodedLinear:
     """A layer x [T, in] -> x @ weight.T + bias [T, out] of a weight that stays in its codes on the device.
 
@@ -97,9 +90,12 @@ class CodedLinear:
         self.bias, self.dtype = matrix.bias, matrix.dtype
         self.code = [CODES[matrix.layout.kind], matrix.layout.group]
         self.codes = self.weight.view(torch.uint8)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether inputs of several rows are rounded to E4M3."""
         gpu = arch(self.weight.device)
-        self.rounds = self.kind is WeightKind.FP8 and gpu.vendor == "nvidia" and gpu.capability >= (8, 9)
-        """Whether inputs of several rows are rounded to E4M3"""
+        return self.kind is WeightKind.FP8 and gpu.vendor == "nvidia" and gpu.capability >= (8, 9)
 
     @classmethod
     def of(cls, matrix: Matrix) -> Self | None:
@@ -147,19 +143,19 @@ class CodedLinear:
                 torch.addmm(self.bias[own], x, weight.t(), out=out[:, own])
 
 
-class Fp8Linear(CodedLinear):
+class CodedFp8Linear(CodedLinear):
     kind = WeightKind.FP8
 
 
-class Int8Linear(CodedLinear):
+class CodedInt8Linear(CodedLinear):
     kind = WeightKind.INT8
 
 
-class Int4Linear(CodedLinear):
+class CodedInt4Linear(CodedLinear):
     kind = WeightKind.INT4
 
 
-CODED_PRODUCTS = {linear.kind: linear for linear in (Fp8Linear, Int8Linear, Int4Linear)}
+CODED_PRODUCTS = {linear.kind: linear for linear in (CodedFp8Linear, CodedInt8Linear, CodedInt4Linear)}
 """The products by quantised weights for models of 16-bit numbers"""
 
 

@@ -184,15 +184,15 @@ class DecodeAttention:
     """Query heads of a KV head"""
     many: bool = False
     """Whether rows are cut into more and smaller programs; see `splits_triton.MANY_FROM`"""
-    fewer_bits: bool = False
-    """Whether keys and values have fewer bits than queries: their conversion takes time that larger tiles hide"""
+    value_bits: int = 16
+    """Bits of a stored value: 8 and 4 are converted, which takes time and registers"""
 
     def tiles(self, arch: Arch) -> AttentionTiles:
         dim, rows = padded(self.head_dim), max(16, padded(self.group))
         if self.itemsize > 2:
             return AttentionTiles(rows, 64 if dim <= 64 else 16, 4, 3)
-        if self.many and self.fewer_bits and rows == 16 and dim <= 128:
-            return AttentionTiles(rows, 128, 4, 3)
+        if self.value_bits < 16 and self.many and rows == 16 and dim <= 128:
+            return AttentionTiles(rows, 16 * self.value_bits, 4, 3)
         if self.many and rows == 16 and dim <= 128:
             return AttentionTiles(rows, max(16, 4096 // dim), 2, 4)
         return AttentionTiles(rows, max(32, 8192 // dim), 4, 3)

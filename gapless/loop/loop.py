@@ -133,8 +133,7 @@ class Loop:
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
         if not self.flights and self.launcher.graphs.due:
-            with self.log.capturing():
-                self.counters.captures_refused += self.launcher.graphs.capture_due()
+            self.log.capture(self.launcher.graphs.capture_due)
 
     # Plan and launch.
 
@@ -291,8 +290,7 @@ class Loop:
         return self.log.records
 
     def capture(self, seconds: float = inf, further: float = inf) -> None:
-        """Capture the likely steps, as many as fit into `seconds`, and `further` seconds of less likely ones, with
-        nothing in flight. Then reset all counters."""
+        """Capture the likely steps within `seconds`, and others within `further`, at rest. Then reset all counters."""
         refused = self.launcher.graphs.warm(seconds, further)
         self.log.forget()
         self.rows.count_anew()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
@@ -47,8 +46,9 @@ class StepLog:
         self._captures = NO_CAPTURE
         """Start and end of captures"""
         self._planning_at = self._planned_at = self._left_at = 0
-        self._observing_at = self._observed_at = 0
-        self._waited = False
+        self._observing_at = 0
+        self._observed = 0, False
+        """When the oldest step was seen to have ended, and whether the host waited for it"""
         self._held_rows = NONE_HELD
         """Rows held by the observed step, and whether it ran in vain"""
 
@@ -59,11 +59,10 @@ class StepLog:
         self._work_at = self._clock()
         self.timeline.begin(self._work_at)
 
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """Note the time of captures."""
+    def capture(self, capture: Callable[[], int]) -> None:
+        """Note the time of captures; `capture` makes them, and returns the number refused."""
         begin = self._clock()
-        yield
+        self.counters.captures_refused += capture()
         end = self._clock()
         self._captures = self._captures[0] or begin, end
         self.timeline.host.capture += end - begin
@@ -132,7 +131,7 @@ class StepLog:
 
     def observed(self, waited: bool) -> None:
         """Note that the oldest step has ended; `waited`: the host waited for it."""
-        self._observed_at, self._waited = self._clock(), waited
+        self._observed = self._clock(), waited
 
     def counted(self, flight: Flight) -> None:
         counters = self.counters
@@ -157,9 +156,9 @@ class StepLog:
         on_host = end if flight.on_host is flight.ended else _time(flight.on_host)
         if flight.plan.step == self._held[0]:
             self._held = flight.plan.step, on_host
-        records, observed_at, now = self.records, self._observed_at, self._clock()
+        records, (observed_at, waited), now = self.records, self._observed, self._clock()
         (held, in_vain), self._held_rows = self._held_rows, NONE_HELD
-        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited, in_vain)
+        records.end(start, end, on_host, self._observing_at, observed_at, now, waited, in_vain)
         if records.ended - records.accounted == ACCOUNTED_STEPS:
             self._account()
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs

@@ -51,7 +51,7 @@ MOST_GRAPHS = 384
 """[graphs] Most graphs of an engine, since each takes memory: all shapes of 256 rows if graphs serve every length and
 every prompt ends. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
-"""[rows] Lane sizes captured at start."""
+"""[rows] Lane sizes captured at every start; a GPU's captures the larger ones after the stand-ins."""
 
 
 class MixedSizes(NamedTuple):
@@ -202,8 +202,8 @@ class StepGraphs:
         return bool(self._due)
 
     def rest(self) -> bool:
-        """Make a program due: the one with the most misses, or one left over from the start. Returns whether
-        there is one. Call it at rest."""
+        """Make a program due: the one with the most misses, or one that the start had no time to capture. Returns
+        whether there is one. Call it at rest."""
         while self._later and self._later[-1] in self.known:
             self._later.pop()
         if max(self.misses.values(), default=0) >= 1 or not self._later:

@@ -68,7 +68,7 @@ class ForwardKey(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The choice of its program's code, whatever the sizes: a device need not check it at every capture."""
+        """Traits that choose the code of its program, whatever the sizes: a device may check each kind once."""
         return ForwardKey, bool(self.batch.chunks), self.batch.places > 1, self.adapters
 
     @property

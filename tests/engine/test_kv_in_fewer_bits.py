@@ -76,6 +76,23 @@ def test_pages_of_fewer_bits_come_back_from_host_and_disk(kind, tmp_path, monkey
         assert not any(output.num_cached_tokens for output in answers(llm, prompts))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_peer_takes_pages_of_fewer_bits_and_gives_the_same_tokens(kind, tmp_path, monkeypatch):
+    """In memory of the host; a peer of another format finds nothing."""
+    monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)
+    monkeypatch.setattr("gapless.pace.load_gate.LoadGate.pays", lambda *_: True)
+    prompts, where = [word + LONG * 10 for word in ("one", "two")], f"unix:{tmp_path}/peer"
+    options = OPTIONS | {"kv_tiers": ["host:8MiB", "peer:8MiB"]}
+    with LLM("demo", **options, role="prefill", kv_peer_listen=where, kv_cache_dtype=kind) as prefiller:
+        want = token_ids(answers(prefiller, prompts))
+        with LLM("demo", **options, role="decode", kv_peers=[where], kv_cache_dtype=kind) as decoder:
+            found = answers(decoder, prompts)
+        with LLM("demo", **options, role="decode", kv_peers=[where], kv_cache_dtype="auto") as decoder:
+            others = answers(decoder, prompts)
+    assert token_ids(found) == want and all(output.num_cached_tokens > 256 for output in found)
+    assert not any(output.num_cached_tokens for output in others)
+
+
 def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
     found = {}
     for kind in KVFormat:
@@ -176,5 +193,5 @@ def test_a_gpu_without_e4m3_is_refused_by_name(monkeypatch):
     model.kernels = model.kernels._replace(name="triton")
     monkeypatch.setattr("gapless.device.facts.vendor", lambda: "nvidia")
     monkeypatch.setattr("gapless.device.facts.capability", lambda device: (8, 6))
-    with pytest.raises(ConfigError, match="kv_cache_dtype: fp8 needs an NVIDIA GPU of compute capability 8.9"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: fp8 needs an NVIDIA GPU of compute capability 8.9"):
         store_kv(model, KVFormat.FP8, 16)

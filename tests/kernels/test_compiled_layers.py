@@ -322,7 +322,9 @@ class Attention(NamedTuple):
     def _constants(self, capability: int) -> tuple[dict[str, Any], Any]:
         size = BYTES[self.dtype]
         prompt = tiles_of.PromptAttention(self.dim, size, self.group, 512)
-        decode = tiles_of.DecodeAttention(self.dim, size, self.group, self.many, bool(self.kv))
+        decode = tiles_of.DecodeAttention(
+            self.dim, size, self.group, self.many, {"fp8e4nv": 8, "u8": 4}.get(self.kv, 16)
+        )
         tiles = choose_tiles(prompt if self.kernel == "prefill" else decode, GPUS[capability])
         if self.kernel.startswith("combine"):
             tiles = tiles._replace(warps=4, stages=1)
@@ -361,6 +363,8 @@ has registers, and keeps up to 32 of a thread in memory."""
 FEWER_BITS = [
     one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)
 ]
+IN_TILES = 512
+"""What prefill keeps of a tile of nibbles in memory, of a thread"""
 ASKED = [
     *(one._replace(dim=dim, group=group, kind=kind) for one in (PREFILL, LONG)
       for dim, group, kind in ((64, 8, GPT_OSS), (256, 2, GEMMA2), (128, 4, EVERYTHING))),
@@ -382,7 +386,7 @@ FITS = [
     *((one, gpu, 0) for one in (LONG._replace(group=7), DECODE._replace(dim=256)) for gpu in (86, 120)),
     *((PREFILL._replace(dim=256), gpu, IN_MEMORY) for gpu in (86, 120)),
     *((one, 90, IN_LOOPS) for one in ASKED),
-    *((one, 90, 0) for one in FEWER_BITS),
+    *((one, 90, IN_TILES * (one.kv == "u8")) for one in FEWER_BITS),
     *((one._replace(kind=kind), 100, IN_LOOPS) for one, kind in ((LONG, EVERYTHING), (PREFILL, GEMMA2))),
 ]
 

@@ -40,7 +40,7 @@ TABLE = [
     (InvariantProduct(1, 1024, 3072, 4), [(32, 64, 32, 384, 4, 2)] * 4),
     (DecodeAttention(128, 2, 2), [(16, 64, 4, 3)] * 4),
     (DecodeAttention(128, 2, 2, many=True), [(16, 32, 2, 4)] * 4),
-    (DecodeAttention(128, 2, 4, many=True, fewer_bits=True), [(16, 128, 4, 3)] * 4),
+    (DecodeAttention(128, 2, 4, many=True, value_bits=8), [(16, 128, 4, 3)] * 4),
     (DecodeAttention(64, 4, 7), [(16, 64, 4, 3)] * 4),
     (PromptAttention(128, 2, 2, 512), [(128, 64, 8, 3)] * 4),
     (PromptAttention(64, 2, 4, 5), [(32, 64, 4, 2)] * 4),

@@ -11,7 +11,7 @@ from mixed_harness import LONGEST, REQUESTS, SETTINGS, SHAPE, dense_model, drive
 from sharpest import sharpest
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import Cause, Request
 from gapless.device import CudaDevice
 from gapless.engine import wiring
 from gapless.kernels.layout import ACTIVE, LENGTH
@@ -110,6 +110,28 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     assert {type(key) for key in own} == {ForwardKey, SampleKey}
     assert tokens == drive(loop, SETTINGS[:1]) == drive(engine(SimDevice(1), model, buckets=()), SETTINGS[:1])
     assert counters.graph_misses == 0 and counters.graph_steps == counters.steps
+
+
+@pytest.mark.parametrize("depth, chain", sharpest([(4, 4), (1, 1)]))
+def test_captures_on_the_way_change_no_token_when_rows_are_preempted_and_aborted(model, depth, chain):
+    """The device is at rest for each: what was in flight has ended, and the next step starts from a new packet."""
+    tokens, shape = [], SHAPE._replace(pages=10, queue=REQUESTS)
+    for buckets in ((), None):
+        device = SimDevice(depth)
+        loop = engine(device, model, depth, shape=shape, buckets=buckets, patience=2, chain=chain)
+        capture, flying = device.capture, []
+
+        def watched(key, program, buffers, capture=capture, flying=flying, loop=loop):
+            flying.append(len(loop.flights))
+            return capture(key, program, buffers)
+
+        device.capture = watched
+        tokens.append(drive(loop, SETTINGS))
+        assert loop.planner.preemptions > 5 and (chain == 1 or loop.counters.chained_steps > 5)
+        assert bool(flying) == (buckets is None) and not any(flying)
+    spent = loop.account()
+    assert loop.counters.declined_capture > 10 and spent.host.capture >= spent.idle[Cause.CAPTURE] > 0
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("beside", [False, True])

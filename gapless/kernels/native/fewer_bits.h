@@ -160,11 +160,9 @@ void unpack_nibbles(const uint8_t* from, const uint8_t* from_pair, int64_t dim, 
 }
 
 #if GAPLESS_AVX512
-inline __m256i load_32(const uint8_t* from, int64_t count) {
-  if (count >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  alignas(32) uint8_t some[32] = {};
-  std::memcpy(some, from, count);
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(some));
+inline __m256i load_32(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline __m256i load_less(const uint8_t* from, int64_t count) {
+  return _mm512_castsi512_si256(_mm512_maskz_loadu_epi8((uint64_t(1) << count) - 1, from));
 }
 
 template <>
@@ -176,13 +174,16 @@ inline void unpack_e4m3(const uint8_t* from, int64_t dim, bf16* to) {
   const __m512i table = _mm512_load_si512(RARE);
   const __m512i sizes = _mm512_set1_epi16(0x07F0), bias = _mm512_set1_epi16(120 << 7);
   const __m512i least = _mm512_set1_epi16(-0x80), beyond = _mm512_set1_epi16(0x770), sign = _mm512_set1_epi16(-0x8000);
-  for (int64_t d = 0; d < dim; d += 32) {
-    const __m512i x = _mm512_cvtepi8_epi16(load_32(from + d, dim - d));  // with copies of the sign above
+  auto one = [&](int64_t d, __m256i bytes) __attribute__((always_inline)) {
+    const __m512i x = _mm512_cvtepi8_epi16(bytes);  // with copies of the sign above
     const __m512i size = _mm512_and_si512(_mm512_slli_epi16(x, 4), sizes);
     const __mmask32 is_rare = _mm512_cmpge_epu16_mask(_mm512_add_epi16(size, least), beyond);
     const __m512i found = _mm512_mask_permutexvar_epi16(_mm512_add_epi16(size, bias), is_rare, x, table);
     _mm512_storeu_si512(to + d, _mm512_ternarylogic_epi32(sign, x, found, 0xCA));  // sign ? x : found, bit by bit
-  }
+  };
+  int64_t d = 0;
+  for (; d + 32 <= dim; d += 32) one(d, load_32(from + d));
+  if (d < dim) one(d, load_less(from + d, dim - d));
 }
 
 // By a table of the sixteen values.
@@ -199,12 +200,17 @@ inline void unpack_nibbles(const uint8_t* from, const uint8_t* from_pair, int64_
 #endif
   const __m512i table = _mm512_broadcast_i64x4(halves);
   const int64_t half = dim / 2;
-  for (int64_t d = 0; d < half; d += 32) {
-    const __m512i x = _mm512_cvtepu8_epi16(load_32(from + d, half - d));
-    const __mmask32 some = half - d >= 32 ? ~0u : (1u << (half - d)) - 1;
-    _mm512_mask_storeu_epi16(to + d, some, _mm512_permutexvar_epi16(x, table));
-    _mm512_mask_storeu_epi16(to + half + d, some, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 4), table));
+  int64_t d = 0;
+  for (; d + 32 <= half; d += 32) {
+    const __m512i x = _mm512_cvtepu8_epi16(load_32(from + d));
+    _mm512_storeu_si512(to + d, _mm512_permutexvar_epi16(x, table));
+    _mm512_storeu_si512(to + half + d, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 4), table));
   }
+  if (d == half) return;
+  const __m512i x = _mm512_cvtepu8_epi16(load_less(from + d, half - d));
+  const __mmask32 some = (1u << (half - d)) - 1;
+  _mm512_mask_storeu_epi16(to + d, some, _mm512_permutexvar_epi16(x, table));
+  _mm512_mask_storeu_epi16(to + half + d, some, _mm512_permutexvar_epi16(_mm512_srli_epi16(x, 4), table));
 }
 #endif
 
