@@ -53,11 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", choices=tuple(ARMS)[1:], default=tuple(ARMS)[1:], help="beside plain")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     where = environment.describe_host().get("cpu", "")
     with tempfile.TemporaryDirectory() as folder:
-        results = {name: Path(folder, f"{i}.json") for i, name in enumerate(ARMS)}
+        results = {name: Path(folder, f"{i}.json") for i, name in enumerate(("plain", *options.only))}
         for name, path in results.items():
             asked(ARMS[name], options, path)
         lines = [*table(results), "", f"{options.questions} questions, greedy, on {options.device}: {where}"]
