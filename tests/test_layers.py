@@ -53,6 +53,7 @@ NO_TORCH = {"base", "pace", "memory", "offload", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
 EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
+EXTRA_LIBRARIES |= {"model/gguf_files.py": {"gguf"}, "model/gguf_tensors.py": {"gguf"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"offload/tiers/lmcache_wire.py": {"msgspec", "zmq"}, "offload/tiers/mooncake.py": {"mooncake"}}

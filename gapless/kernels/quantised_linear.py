@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from gapless.kernels import few_rows
+from gapless.kernels.coded_triton import (
+    CHUNK_BYTES,
+    triton_coded_gated_linear,
+    triton_coded_linear,
+    triton_coded_linear_add,
+    triton_coded_normed_linear,
+    triton_decoded,
+)
 from gapless.kernels.few_rows import FewRowsOps
 from gapless.kernels.fp8_rows_triton import triton_fp8_rows
 from gapless.kernels.kinds import WeightKind
-from gapless.kernels.library_triton import arch, operator
+from gapless.kernels.library_triton import arch
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.matrix import Matrix
-from gapless.kernels.quantised import CHUNK_BYTES, launch_codes, launch_numbers
 from gapless.kernels.quantised_triton import FP8, INT4, INT8
 from gapless.kernels.seam import FastWay, LayerProduct
 
@@ -28,51 +35,6 @@ DECODED_BYTES = 32 << 20
 MOST_FUSED_ROWS = 32
 """Most rows whose norms, gates and sums are joined with products by quantised weights"""
 CODES = {WeightKind.FP8: FP8.value, WeightKind.INT8: INT8.value, WeightKind.INT4: INT4.value}
-
-
-def coded_linear(
-    x: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
-    code: list[int], out: Tensor,
-) -> None:  # fmt: skip
-    """Write x [M, K] times a weight + bias to `out` [M, N]; see `launch_codes`. code: kind and group."""
-    launch_codes(x, codes, scale, zero, bias, out, *code, factor=factor)
-
-
-def coded_normed_linear(
-    x: Tensor, norm: Tensor, eps: float, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
-    code: list[int], gated: bool,
-) -> Tensor:  # fmt: skip
-    """Return rms_norm(x [M, K]) times a weight + bias [M, N], or [M, N // 2] after SiLU times gate."""
-    out = x.new_empty(x.shape[0], codes.shape[0] // (2 if gated else 1))
-    launch_codes(x, codes, scale, zero, bias, out, *code, norm=norm, eps=eps, gated=gated)
-    return out
-
-
-def coded_gated_linear(
-    x: Tensor, factor: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, code: list[int], out: Tensor
-) -> None:
-    """Write SiLU times gate of x, E4M3 codes with a factor, times a weight + bias to `out` [M, N // 2]."""
-    launch_codes(x, codes, scale, None, bias, out, *code, factor=factor, gated=True)
-
-
-def coded_linear_add(
-    x: Tensor, y: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None,
-    bias: Tensor | None, code: list[int],
-) -> None:  # fmt: skip
-    """Do x [M, N] += y [M, K] times a weight + bias, in place and rounded once."""
-    launch_codes(y, codes, scale, zero, bias, x, *code, add=True, factor=factor)
-
-
-def decoded(codes: Tensor, scale: Tensor, zero: Tensor | None, code: list[int], out: Tensor) -> None:
-    """Write the numbers of some rows of a weight to `out` [N, K]."""
-    launch_numbers(codes, scale, zero, out, *code)
-
-
-triton_decoded = operator(decoded, "out")
-triton_coded_linear = operator(coded_linear, "out")
-triton_coded_normed_linear = operator(coded_normed_linear)
-triton_coded_gated_linear = operator(coded_gated_linear, "out")
-triton_coded_linear_add = operator(coded_linear_add, "x")
 
 
 class CodedLinear:

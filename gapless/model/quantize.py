@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.params import PRODUCTS
 from gapless.model.quantization import ROUNDED
 from gapless.model.registry import Impl
-from gapless.model.weights import opened, weight_files
+from gapless.model.weights import opened, save_tensors, weight_files
 
 _FORMATS = {WeightKind.FP8: "float-quantized", WeightKind.INT8: "int-quantized", WeightKind.INT4: "pack-quantized"}
 _TYPES = {WeightKind.FP8: ("float", 8), WeightKind.INT8: ("int", 8), WeightKind.INT4: ("int", 4)}
@@ -44,7 +43,7 @@ def quantize_checkpoint(directory: Path, output: Path, kind: WeightKind) -> Weig
     count = announce(f"rounding weights to {layout}", sum((directory / name).stat().st_size for name in names), "bytes")
     for name in names:
         tensors = _rounded_file(directory / name, modules, layout)
-        _save(tensors, output / name)
+        save_tensors(tensors, output / name)
         written |= dict.fromkeys(tensors, name)
         count((directory / name).stat().st_size)
     _copy_rest(directory, output, names)
@@ -117,12 +116,6 @@ def _words(numbers: Tensor) -> Tensor:
     places = torch.arange(8) * 4
     words = (numbers.view(len(numbers), -1, 8) << places).sum(2)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file  # as in `weights.opened`
-
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def _copy_rest(directory: Path, output: Path, weights: list[str]) -> None:

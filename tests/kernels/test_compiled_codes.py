@@ -12,7 +12,7 @@ import aot
 from sharpest import sharpest
 
 from gapless.kernels.arch import Arch
-from gapless.kernels.quantised import QuantisedProduct, QuantisedRow
+from gapless.kernels.coded_triton import QuantisedProduct, QuantisedRow
 from gapless.kernels.quantised_triton import FP8, INT4, INT8, quantised_kernel, quantised_row_kernel
 from gapless.kernels.tiles import choose_tiles
 

@@ -14,11 +14,11 @@ from torch import Tensor
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 from gapless.kernels import quantised_linear
+from gapless.kernels.coded_triton import CodeTiles, RowTiles, launch_codes
 from gapless.kernels.fp8_rows_triton import fp8_rows
 from gapless.kernels.kinds import DENSE, WeightKind, WeightLayout
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.matrix import Matrix, round_to
-from gapless.kernels.quantised import CodeTiles, RowTiles, launch_codes
 from gapless.kernels.quantised_linear import CODED_PRODUCTS, CODES, CodedLinear, CodedOps
 from gapless.kernels.seam import LayerProduct
 from gapless.kernels.views import LayerRows

@@ -220,7 +220,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=[says for _, says in REFUSED])
-def test_what_is_not_known_is_refused_by_name(tmp_path, change, says):
+def test_metadata_is_refused_by_name_when_it_is_not_known(tmp_path, change, says):
     file, _ = write(tmp_path, "llama", [Type.F16], change)
     with pytest.raises(CheckpointError, match=says):
         resolve_model_dir(str(file))

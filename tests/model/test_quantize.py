@@ -50,7 +50,7 @@ def test_all_but_the_weights_is_copied(tmp_path, capsys):
     assert "weights in int8, " in capsys.readouterr().out
 
 
-def test_what_cannot_be_quantised_is_refused(tmp_path):
+def test_a_folder_with_files_is_refused_as_output(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     with pytest.raises(ConfigError, match="not an empty folder"):

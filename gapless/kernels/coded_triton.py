@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
-from gapless.kernels.library_triton import arch, counters, launch_options
+from gapless.kernels.library_triton import arch, counters, launch_options, operator
 from gapless.kernels.norm_triton import rms_norm
 from gapless.kernels.quantised_triton import INT4, numbers_kernel, quantised_kernel, quantised_row_kernel
 from gapless.kernels.tiles import choose_tiles, padded
@@ -145,3 +145,48 @@ def launch_numbers(codes: Tensor, scale: Tensor, zero: Tensor | None, out: Tenso
     numbers_kernel[rows, -(-codes.shape[1] // NUMBERS_BLOCK)](
         codes, scale, codes if zero is None else zero, out, depth, kind, group, NUMBERS_BLOCK, num_warps=4
     )
+
+
+def coded_linear(
+    x: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
+    code: list[int], out: Tensor,
+) -> None:  # fmt: skip
+    """Write x [M, K] times a weight + bias to `out` [M, N]; see `launch_codes`. code: kind and group."""
+    launch_codes(x, codes, scale, zero, bias, out, *code, factor=factor)
+
+
+def coded_normed_linear(
+    x: Tensor, norm: Tensor, eps: float, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None,
+    code: list[int], gated: bool,
+) -> Tensor:  # fmt: skip
+    """Return rms_norm(x [M, K]) times a weight + bias [M, N], or [M, N // 2] after SiLU times gate."""
+    out = x.new_empty(x.shape[0], codes.shape[0] // (2 if gated else 1))
+    launch_codes(x, codes, scale, zero, bias, out, *code, norm=norm, eps=eps, gated=gated)
+    return out
+
+
+def coded_gated_linear(
+    x: Tensor, factor: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, code: list[int], out: Tensor
+) -> None:
+    """Write SiLU times gate of x, E4M3 codes with a factor, times a weight + bias to `out` [M, N // 2]."""
+    launch_codes(x, codes, scale, None, bias, out, *code, factor=factor, gated=True)
+
+
+def coded_linear_add(
+    x: Tensor, y: Tensor, factor: Tensor | None, codes: Tensor, scale: Tensor, zero: Tensor | None,
+    bias: Tensor | None, code: list[int],
+) -> None:  # fmt: skip
+    """Do x [M, N] += y [M, K] times a weight + bias, in place and rounded once."""
+    launch_codes(y, codes, scale, zero, bias, x, *code, add=True, factor=factor)
+
+
+def decoded(codes: Tensor, scale: Tensor, zero: Tensor | None, code: list[int], out: Tensor) -> None:
+    """Write the numbers of some rows of a weight to `out` [N, K]."""
+    launch_numbers(codes, scale, zero, out, *code)
+
+
+triton_decoded = operator(decoded, "out")
+triton_coded_linear = operator(coded_linear, "out")
+triton_coded_normed_linear = operator(coded_normed_linear)
+triton_coded_gated_linear = operator(coded_gated_linear, "out")
+triton_coded_linear_add = operator(coded_linear_add, "x")
