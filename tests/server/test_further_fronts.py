@@ -219,6 +219,18 @@ def test_requests_without_a_seed_draw_other_seeds_at_each_front(model):
         assert len(texts) == FRONTS
 
 
+def test_the_access_log_has_one_line_for_each_request_whichever_front_answers(model):
+    with fronts(model) as running:
+        for client in running.clients:
+            assert client.post(TOKENIZE, json=BODIES[TOKENIZE]).status_code == 200
+            assert client.get("/v1/models").status_code == 200
+        assert running.server.end() == 0
+        lines = running.server.popen.stderr.read()
+        assert [lines.count(f'"{asked} HTTP/1.1" 200') for asked in (f"POST {TOKENIZE}", "GET /v1/models")] == 2 * [
+            FRONTS
+        ]
+
+
 def test_an_engine_that_dies_ends_the_streams_of_all_fronts_and_another_serves_them(model):
     with fronts(model, pace=0.01) as running:
         streams = Long(running)
