@@ -127,7 +127,7 @@ def test_an_answer_of_each_front_is_that_of_the_first(three, path, fields):
     assert others == [first] * (FRONTS - 1)
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses/x", "/nowhere", "/ui"])
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses/x", "/no%20w%C3%A9re", "/ui"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_a_route_that_does_not_generate_is_answered_by_the_first_front(three, path, method):
     first, *others = [shown(client.request(method, path)) for client in three.clients]
