@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +64,9 @@ _SIZES = {
 }
 _READ = {"attention.value_length", "rope.dimension_count", "vocab_size"}
 _SCALING = "rope.scaling."
+_STRING, _ARRAY = 8, 9
+_WIDTHS = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)
+"""Bytes of a value of each type of metadata"""
 
 
 class GgufTensor(NamedTuple):
@@ -109,10 +114,11 @@ def _write(path: Path, folder: Path) -> None:
     from gguf import GGUFReader  # an extra
 
     try:
+        _check_lengths(path)
         reader = GGUFReader(path)
         values = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {one.name: one for one in reader.tensors}
-    except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: is truncated or no GGUF file ({error}); fetch it again") from error
     size = path.stat().st_size
     for name, one in tensors.items():
@@ -136,6 +142,40 @@ def _write(path: Path, folder: Path) -> None:
     if ends:
         _put(folder / "generation_config.json", {"eos_token_id": sorted({*ends})})
     _put(folder / "config.json", config)
+
+
+def _check_lengths(path: Path) -> None:
+    """Raise ValueError or struct.error for lengths of metadata beyond the file: the package would count them off."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        magic, version = struct.unpack_from("<4sI", data)
+        order = "<" if version & 0xFFFF else ">"
+        version, tensors, keys = struct.unpack_from(f"{order}IQQ", data, 4)
+        if magic != b"GGUF" or version not in (2, 3):
+            return  # the package refuses it
+        if max(tensors, keys) > len(data) // 8:
+            raise ValueError(f"{tensors} tensors and {keys} keys in {len(data)} bytes")
+        at = 24
+
+        def skip(kind: int) -> None:
+            nonlocal at
+            if kind == _STRING:
+                at += 8 + int(struct.unpack_from(f"{order}Q", data, at)[0])
+            elif kind == _ARRAY:
+                (kind, many), at = struct.unpack_from(f"{order}IQ", data, at), at + 12
+                if kind == _ARRAY or many > len(data) - at:
+                    raise ValueError(f"an array of {many} values of type {kind} at byte {at}")
+                for _ in range(many if kind == _STRING else 0):
+                    skip(kind)
+                at += many * _WIDTHS[kind]
+            else:
+                at += _WIDTHS[kind]
+            if at > len(data):
+                raise ValueError("its metadata ends beyond the file")
+
+        for _ in range(keys):
+            skip(_STRING)
+            (kind,), at = struct.unpack_from(f"{order}I", data, at), at + 4
+            skip(kind)
 
 
 def _put(path: Path, content: Any) -> None:
