@@ -8,6 +8,7 @@ the names of Hugging Face. Reading needs the package gguf, once a file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -62,6 +63,9 @@ _SIZES = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
+_NUMBERS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+"""Those that need not be whole"""
+_MAY_LACK = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
 _READ = {"attention.value_length", "rope.dimension_count", "vocab_size"}
 _SCALING = "rope.scaling."
 _STRING, _ARRAY = 8, 9
@@ -197,7 +201,7 @@ def _renamed(path: Path, name: str) -> str:
 def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:
     """Return the config.json of a file with this metadata."""
     architecture = values.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise CheckpointError(f"{path}: general.architecture must be one of {known}, got {architecture!r}")
     prefix = f"{architecture}."
@@ -207,12 +211,20 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
             raise CheckpointError(f"{path}: {prefix}{name} is not known, and may change what is computed: {value!r}")
         if not isinstance(value, (int, float, str)):
             raise CheckpointError(f"{path}: {prefix}{name} must be one number for all layers, got {value!r}")
+    for name in _SIZES:
+        kinds, rule = ((int, float), "number") if name in _NUMBERS else ((int,), "whole number")
+        value = own.get(name)
+        if (name in own or name not in _MAY_LACK) and not (type(value) in kinds and 0 < value < math.inf):
+            raise CheckpointError(f"{path}: {prefix}{name} must be a {rule} above 0, got {value!r}")
+    embedding = table.get("model.embed_tokens.weight", ("", ()))[1]
+    if len(embedding) != 2:
+        raise CheckpointError(f"{path}: token_embd.weight must have two dimensions, got {len(embedding)}")
     config = {ours: _decimal(own[name]) for name, ours in _SIZES.items() if name in own}
     config |= {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": architecture,
         "dtype": "bfloat16",
-        "vocab_size": table["model.embed_tokens.weight"][1][0],
+        "vocab_size": embedding[0],
         "tie_word_embeddings": "lm_head.weight" not in table,
         "quantization_config": {
             "quant_method": "gguf",

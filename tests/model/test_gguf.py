@@ -212,12 +212,33 @@ def test_pieces_of_sentencepiece_are_merged_by_their_scores():
     assert made.decode(made.encode("abc é").ids) == "abc é"
 
 
+def lacks(name):
+    return lambda writer: writer.kv_data[0].pop(f"llama.{name}")
+
+
+def has(name, value):
+    kind = gguf.GGUFValueType.get_type(value)
+    return lambda writer: writer.kv_data[0].__setitem__(f"llama.{name}", gguf.GGUFValue(value, kind))
+
+
+WHOLE, EPSILON = "must be a whole number above 0, got", "llama.attention.layer_norm_rms_epsilon must be a number above"
 REFUSED = [
+    *((lacks(name), f"model.gguf: llama.{name} {WHOLE} None")
+      for name in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")),
+    *((has("attention.head_count", value), f"llama.attention.head_count {WHOLE} {value!r}")
+      for value in (0, "four", 4.0, True, -4)),
+    (has("attention.head_count_kv", 0), f"llama.attention.head_count_kv {WHOLE} 0"),
+    (has("rope.freq_base", "much"), "llama.rope.freq_base must be a number above 0, got 'much'"),
+    (lacks("attention.layer_norm_rms_epsilon"), f"{EPSILON} 0, got None"),
+    (has("attention.layer_norm_rms_epsilon", float("nan")), f"{EPSILON} 0, got nan"),
+    (lambda writer: writer.tensors[0].pop("token_embd.weight"), "token_embd.weight must have two dimensions, got 0"),
+    (lambda writer: writer.kv_data[0].__setitem__("general.architecture", gguf.GGUFValue(
+        ["llama"], gguf.GGUFValueType.ARRAY)), r"general.architecture must be one of .*got \['llama'\]"),
     (lambda writer: writer.add_expert_count(4), "llama.expert_count is not known"),
     (lambda writer: writer.add_rope_dimension_count(16), "rope.dimension_count must be the size of a head, 32"),
     (lambda writer: writer.add_tensor("blk.0.ffn_gate_inp.weight", np.ones((4, 256), np.float32)), "unexpected tensor"),
     (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "supported are linear and yarn"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=[says for _, says in REFUSED])
