@@ -8,13 +8,16 @@ the names of Hugging Face. Reading needs the package gguf, once a file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +63,14 @@ _SIZES = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
+_NUMBERS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+"""Those that need not be whole"""
+_MAY_LACK = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
 _READ = {"attention.value_length", "rope.dimension_count", "vocab_size"}
 _SCALING = "rope.scaling."
+_STRING, _ARRAY = 8, 9
+_WIDTHS = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)
+"""Bytes of a value of each type of metadata"""
 
 
 class GgufTensor(NamedTuple):
@@ -109,10 +118,11 @@ def _write(path: Path, folder: Path) -> None:
     from gguf import GGUFReader  # an extra
 
     try:
+        _check_lengths(path)
         reader = GGUFReader(path)
         values = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {one.name: one for one in reader.tensors}
-    except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, OSError, struct.error) as error:
         raise CheckpointError(f"{path}: is truncated or no GGUF file ({error}); fetch it again") from error
     size = path.stat().st_size
     for name, one in tensors.items():
@@ -138,6 +148,40 @@ def _write(path: Path, folder: Path) -> None:
     _put(folder / "config.json", config)
 
 
+def _check_lengths(path: Path) -> None:
+    """Raise ValueError or struct.error for lengths of metadata beyond the file: the package would count them off."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        magic, version = struct.unpack_from("<4sI", data)
+        order = "<" if version & 0xFFFF else ">"
+        version, tensors, keys = struct.unpack_from(f"{order}IQQ", data, 4)
+        if magic != b"GGUF" or version not in (2, 3):
+            return  # the package refuses it
+        if max(tensors, keys) > len(data) // 8:
+            raise ValueError(f"{tensors} tensors and {keys} keys in {len(data)} bytes")
+        at = 24
+
+        def skip(kind: int) -> None:
+            nonlocal at
+            if kind == _STRING:
+                at += 8 + int(struct.unpack_from(f"{order}Q", data, at)[0])
+            elif kind == _ARRAY:
+                (kind, many), at = struct.unpack_from(f"{order}IQ", data, at), at + 12
+                if kind == _ARRAY or many > len(data) - at:
+                    raise ValueError(f"an array of {many} values of type {kind} at byte {at}")
+                for _ in range(many if kind == _STRING else 0):
+                    skip(kind)
+                at += many * _WIDTHS[kind]
+            else:
+                at += _WIDTHS[kind]
+            if at > len(data):
+                raise ValueError("its metadata ends beyond the file")
+
+        for _ in range(keys):
+            skip(_STRING)
+            (kind,), at = struct.unpack_from(f"{order}I", data, at), at + 4
+            skip(kind)
+
+
 def _put(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
@@ -157,7 +201,7 @@ def _renamed(path: Path, name: str) -> str:
 def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], factors: list[float]) -> dict[str, Any]:
     """Return the config.json of a file with this metadata."""
     architecture = values.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise CheckpointError(f"{path}: general.architecture must be one of {known}, got {architecture!r}")
     prefix = f"{architecture}."
@@ -167,12 +211,20 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
             raise CheckpointError(f"{path}: {prefix}{name} is not known, and may change what is computed: {value!r}")
         if not isinstance(value, (int, float, str)):
             raise CheckpointError(f"{path}: {prefix}{name} must be one number for all layers, got {value!r}")
+    for name in _SIZES:
+        kinds, rule = ((int, float), "number") if name in _NUMBERS else ((int,), "whole number")
+        value = own.get(name)
+        if (name in own or name not in _MAY_LACK) and not (type(value) in kinds and 0 < value < math.inf):
+            raise CheckpointError(f"{path}: {prefix}{name} must be a {rule} above 0, got {value!r}")
+    embedding = table.get("model.embed_tokens.weight", ("", ()))[1]
+    if len(embedding) != 2:
+        raise CheckpointError(f"{path}: token_embd.weight must have two dimensions, got {len(embedding)}")
     config = {ours: _decimal(own[name]) for name, ours in _SIZES.items() if name in own}
     config |= {
         "architectures": [_ARCHITECTURES[architecture]],
         "model_type": architecture,
         "dtype": "bfloat16",
-        "vocab_size": table["model.embed_tokens.weight"][1][0],
+        "vocab_size": embedding[0],
         "tie_word_embeddings": "lm_head.weight" not in table,
         "quantization_config": {
             "quant_method": "gguf",

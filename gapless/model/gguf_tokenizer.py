@@ -15,6 +15,8 @@ _WORDS = (
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 _SPACE = "\u2581"
 """SentencePiece's space"""
+_LONGEST = 1_000
+"""Characters of a token of SentencePiece, whose cuts are all tried"""
 
 
 def _split(digits: str) -> dict[str, Any]:
@@ -96,6 +98,8 @@ def _byte_pairs(own: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
 def _sentence_pieces(own: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
     """Return the parts for SentencePiece's pairs, which has scores where others have merges: the higher goes first."""
     ranks, scores = {token: i for i, token in enumerate(tokens)}, own["scores"]
+    if (longest := max(map(len, tokens), default=0)) > _LONGEST:
+        raise ValueError(f"{_KEYS}tokens has a token of {longest} characters, at most {_LONGEST}")
     merges: list[tuple[float, int, int, list[str]]] = []
     for token, score in zip(tokens, scores, strict=True):
         for cut in range(1, len(token)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import gguf
 import numpy as np
@@ -211,12 +212,33 @@ def test_pieces_of_sentencepiece_are_merged_by_their_scores():
     assert made.decode(made.encode("abc é").ids) == "abc é"
 
 
+def lacks(name):
+    return lambda writer: writer.kv_data[0].pop(f"llama.{name}")
+
+
+def has(name, value):
+    kind = gguf.GGUFValueType.get_type(value)
+    return lambda writer: writer.kv_data[0].__setitem__(f"llama.{name}", gguf.GGUFValue(value, kind))
+
+
+WHOLE, EPSILON = "must be a whole number above 0, got", "llama.attention.layer_norm_rms_epsilon must be a number above"
 REFUSED = [
+    *((lacks(name), f"model.gguf: llama.{name} {WHOLE} None")
+      for name in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")),
+    *((has("attention.head_count", value), f"llama.attention.head_count {WHOLE} {value!r}")
+      for value in (0, "four", 4.0, True, -4)),
+    (has("attention.head_count_kv", 0), f"llama.attention.head_count_kv {WHOLE} 0"),
+    (has("rope.freq_base", "much"), "llama.rope.freq_base must be a number above 0, got 'much'"),
+    (lacks("attention.layer_norm_rms_epsilon"), f"{EPSILON} 0, got None"),
+    (has("attention.layer_norm_rms_epsilon", float("nan")), f"{EPSILON} 0, got nan"),
+    (lambda writer: writer.tensors[0].pop("token_embd.weight"), "token_embd.weight must have two dimensions, got 0"),
+    (lambda writer: writer.kv_data[0].__setitem__("general.architecture", gguf.GGUFValue(
+        ["llama"], gguf.GGUFValueType.ARRAY)), r"general.architecture must be one of .*got \['llama'\]"),
     (lambda writer: writer.add_expert_count(4), "llama.expert_count is not known"),
     (lambda writer: writer.add_rope_dimension_count(16), "rope.dimension_count must be the size of a head, 32"),
     (lambda writer: writer.add_tensor("blk.0.ffn_gate_inp.weight", np.ones((4, 256), np.float32)), "unexpected tensor"),
     (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "supported are linear and yarn"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=[says for _, says in REFUSED])
@@ -237,6 +259,39 @@ def test_a_file_that_is_cut_or_none_is_refused(tmp_path):
     part = file.rename(tmp_path / "model-00001-of-00002.gguf")
     with pytest.raises(ConfigError, match="gguf-split --merge"):
         resolve_model_dir(str(part))
+
+
+def stated(kind, *values, keys=1, tensors=0):
+    """A file of one key with a value of these bytes, 100 in all."""
+    text = struct.pack("<4sIQQQ1sI", b"GGUF", 3, tensors, keys, 1, b"k", kind) + b"".join(values)
+    return text.ljust(100, b"\0")
+
+
+LENGTHS = {
+    "array": stated(9, struct.pack("<IQ", 0, 1 << 40)),
+    "array of strings": stated(9, struct.pack("<IQ", 8, 1 << 40)),
+    "array of arrays": stated(9, struct.pack("<IQIQ", 9, 1, 9, 1)),
+    "wide array": stated(9, struct.pack("<IQ", 12, 40)),
+    "string": stated(8, struct.pack("<Q", 2**64 - 1)),
+    "type": stated(99),
+    "keys": stated(0, keys=1 << 40),
+    "tensors": stated(0, tensors=1 << 40),
+    "empty": b"",
+    "header": b"GGUF\3\0\0\0",
+}
+
+
+@pytest.mark.parametrize("content", LENGTHS.values(), ids=LENGTHS)
+def test_a_length_beyond_the_file_is_refused_before_it_is_counted_off(tmp_path, content):
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: is truncated or no GGUF file"):
+        resolve_model_dir(str(tmp_path / "model.gguf"))
+
+
+def test_a_token_of_sentencepiece_is_refused_when_it_is_long():
+    values = {"model": "llama", "tokens": ["a", "a" * 1001], "scores": [0.0, 0.0]}
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.tokens has a token of 1001 characters"):
+        tokenizer_files({f"tokenizer.ggml.{name}": value for name, value in values.items()})
 
 
 def test_an_unknown_tokenizer_is_told_and_another_one_may_be_given(tmp_path, caplog):

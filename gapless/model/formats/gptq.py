@@ -26,6 +26,12 @@ _GPTQ_READS_TEXT = """
 GPTQ_READS = frozenset(_GPTQ_READS_TEXT.split())
 ONE = {4: 0x11111111, 8: 0x01010101}
 """1 in each number of a word"""
+_LONGEST = 300
+"""Characters of a pattern"""
+_parser = re._parser  # type: ignore[attr-defined]
+_REPEATS = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.POSSESSIVE_REPEAT)
+_FEW = 9
+"""Repeats that may be repeated"""
 
 
 class GptqRule(NamedTuple):
@@ -133,8 +139,24 @@ def refuse_bias(where: str, bias: Tensor | None) -> None:
 
 
 def compiled(asked: Quantization, name: str, pattern: str) -> re.Pattern[str]:
-    """Return the pattern of a field. Raises CheckpointError for a wrong one."""
+    """Return the pattern of a field. Raises CheckpointError for a wrong one, and one that may never end."""
+    if len(pattern) > _LONGEST:
+        raise asked.error(name, f"must be patterns of at most {_LONGEST} characters", pattern)
     try:
+        if _may_never_end(_parser.parse(pattern)):
+            raise asked.error(name, "must not repeat what repeats: it may never end", pattern)
         return re.compile(pattern)
-    except (re.error, RecursionError) as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise asked.error(name, f"must be regular expressions ({error})", pattern) from error
+
+
+def _may_never_end(part: object, within: bool = False) -> bool:
+    """Return whether a part of a parsed pattern, or of what repeats if `within`, has many repeats of a repeat."""
+    if not isinstance(part, (tuple, list, _parser.SubPattern)):
+        return False
+    if len(part) == 2 and part[0] in _REPEATS and isinstance(part[1], tuple):
+        most = part[1][1]
+        if within and most > _FEW:
+            return True
+        within = within or most > 1
+    return any(_may_never_end(one, within) for one in part)
