@@ -164,7 +164,7 @@ async def ended_unasked(asked_to_end: asyncio.Event, *parts: asyncio.Task[None])
         return False
     asked.cancel()
     for part in ended:
-        log.critical("this front ends unasked", exc_info=part.exception())  # type: ignore[union-attr]
+        log.critical("this front ends unasked", exc_info=part.exception())
     return True
 
 
