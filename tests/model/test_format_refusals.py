@@ -95,6 +95,8 @@ TENSORS = [
     ("gptq_sym", "g_idx", lambda x: x + 9, "g_idx must have groups below 3, got 11"),
     ("gptq_sym", "bias", lambda x: x + 1, "bias is not zero"),
     ("gptq_8", "qzeros", lambda x: x - 1, "zero points other than 128: set sym"),
+    ("gptq_sym", "scales", lambda x: x * torch.nan, "the scales of 'model.layers.0.self_attn.q_proj' must be finite"),
+    ("fp8_128", "weight_scale_inv", lambda x: x / 0, "the scales of .*q_proj' must be finite"),
     ("awq", "scales", lambda x: x[:1], "has shape .*must be"),
     ("fp8_static", "input_scale", lambda x: -x, "input_scale must be a number above 0"),
     ("fp8_static", "weight", lambda x: x.float(), "is F32; supported are F8_E4M3"),
