@@ -213,7 +213,7 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
             raise CheckpointError(f"{path}: {prefix}{name} must be one number for all layers, got {value!r}")
     for name in _SIZES:
         kinds, rule = ((int, float), "number") if name in _NUMBERS else ((int,), "whole number")
-        value = own.get(name)
+        value: Any = own.get(name)
         if (name in own or name not in _MAY_LACK) and not (type(value) in kinds and 0 < value < math.inf):
             raise CheckpointError(f"{path}: {prefix}{name} must be a {rule} above 0, got {value!r}")
     embedding = table.get("model.embed_tokens.weight", ("", ()))[1]
