@@ -40,4 +40,5 @@ class GgufFormat:
 
             return read_weight(found, kind, heads)
 
-        return StoredWeight(_LAYOUTS.get(kind, DENSE), {"weight": Stored((outputs, inputs), (kind,))}, read)
+        why = "" if kind in _LAYOUTS or kind in FLOATS else f"no kernel has {kind}"
+        return StoredWeight(_LAYOUTS.get(kind, DENSE), {"weight": Stored((outputs, inputs), (kind,))}, read, why)
