@@ -66,7 +66,8 @@ class WeightUpdates:
         if on_device(self._device, lambda: next(parts, False)):
             return True
         if self._loop.planner.index is not None:
-            self._loop.planner.index.rename(f"{self._name}|weights {read.result().digest}")
+            kv = getattr(self._model, "kv_origin", "auto")
+            self._loop.planner.index.rename(f"{self._name}|weights {read.result().digest}|{kv}")
         self._end()
         answer(None)
         return True

@@ -80,7 +80,7 @@ class Matrix(NamedTuple):
 
     def _wide(self, by_group: Tensor) -> Tensor:
         """Return numbers by group as ones by columns, float32."""
-        size = self.layout.group or self.inputs
+        size = min(self.layout.group or self.inputs, self.inputs)
         return by_group.float().repeat_interleave(size, dim=1)[:, : self.inputs]
 
 

@@ -62,7 +62,7 @@ class CodedLinear:
     @classmethod
     def of(cls, matrix: Matrix) -> Self | None:
         codes, group = matrix.tensors[0], matrix.layout.group
-        if codes.shape[1] % CHUNK_BYTES or group % (32 if matrix.layout.kind is WeightKind.INT4 else 16):
+        if codes.shape[1] % CHUNK_BYTES or group % (16 if matrix.layout.kind is WeightKind.INT8 else 32):
             return None
         if not all(tensor.is_contiguous() for tensor in matrix.tensors):
             matrix = matrix._replace(tensors=tuple(tensor.contiguous() for tensor in matrix.tensors))
@@ -77,7 +77,7 @@ class CodedLinear:
         few = rows <= MOST_CODED_ROWS
         if self.rounds and rows > 1 and (few or not self.code[1] or rows <= MOST_GROUPED_ROWS):
             codes, factor = triton_fp8_rows(x, None, 0.0)
-            if few or self.code[1] or outputs % 16:
+            if few or self.code[1] or outputs % 16 or out.dtype != torch.bfloat16:
                 triton_coded_linear(codes, factor, self.codes, self.scale, None, self.bias, self.code, out)
             else:
                 torch._scaled_mm(

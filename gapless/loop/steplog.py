@@ -14,6 +14,8 @@ from gapless.step.launcher import Flight
 StepCopies = tuple[int, int, int, int]
 
 NOT_HELD, NONE_HELD = (0, 0), (0, False)
+APART_NS = 10_000_000
+"""Captures further apart are not one stretch."""
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once; single steps would take the loop many times as long."""
 
@@ -64,7 +66,8 @@ class StepLog:
         begin = self._clock()
         self.counters.captures_refused += capture()
         end = self._clock()
-        self._captures = self._captures[0] or begin, end
+        first, last = self._captures
+        self._captures = first if first and begin - last < APART_NS else begin, end
         self.timeline.host.capture += end - begin
 
     def planning(self) -> None:

@@ -70,16 +70,21 @@ def store_kv(model: Any, kind: KVFormat, page_size: int, scales: Tensor | None =
     model.kv_scales = own.new_ones(first + model.cache_layers, 2)
     model.kv_scales[first : first + len(own)] = own
     model.kv = model.kv._replace(format=kind)
-    model.kv_origin = f"{kind} {sha256(model.kv_scales.cpu().numpy().tobytes()).hexdigest()[:16]}"
+    model.kv_origin = _origin(model)
 
 
 def renew_scales(model: Any, scales: Tensor | None) -> None:
-    """Replace the scales of a model whose weights are new, in place, by these or by measured ones. Waits for no
-    device."""
+    """Replace the scales of a model whose weights are new, in place, by these or by measured ones."""
     if model.kv_scales is not None:
         own, first = measured(model) if scales is None else scales, first_layer(model)
         model.kv_measured = scales is None
         model.kv_scales[first : first + len(own)] = own
+        model.kv_origin = _origin(model)
+
+
+def _origin(model: Any) -> str:
+    """Return words for a model's format and scales. Waits for the device."""
+    return f"{model.kv.format} {sha256(model.kv_scales.cpu().numpy().tobytes()).hexdigest()[:16]}"
 
 
 def first_layer(model: Any) -> int:

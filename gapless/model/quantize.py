@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.base.files import INDEX, read_json
+from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import announce
 from gapless.kernels.kinds import BLOCK, WeightKind, WeightLayout
 from gapless.kernels.matrix import halves, round_to
@@ -47,10 +47,11 @@ def quantize_checkpoint(directory: Path, output: Path, kind: WeightKind) -> Weig
         written |= dict.fromkeys(tensors, name)
         count((directory / name).stat().st_size)
     _copy_rest(directory, output, names)
-    if (directory / INDEX).exists() and len(names) > 1:
+    if names != [SINGLE]:
         (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": written}, indent=1))
     values = read_json(directory / "config.json") or {}
-    values["quantization_config"] = _described(layout, config)
+    plain = sorted({name.removesuffix(".weight") for name in written if name.endswith(".weight")} - modules)
+    values["quantization_config"] = _described(layout, plain)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n")
     return layout
 
@@ -125,8 +126,8 @@ def _copy_rest(directory: Path, output: Path, weights: list[str]) -> None:
             shutil.copyfile(path, output / path.name)
 
 
-def _described(layout: WeightLayout, config: ModelConfig) -> dict[str, Any]:
-    """Return the quantization_config of a checkpoint in this layout."""
+def _described(layout: WeightLayout, plain: list[str]) -> dict[str, Any]:
+    """Return the quantization_config of a checkpoint in this layout; `plain` modules are in none."""
     kind, bits = _TYPES[layout.kind]
     numbers = {"num_bits": bits, "type": kind, "dynamic": False}
     whole = layout.kind is not WeightKind.INT4
@@ -142,7 +143,7 @@ def _described(layout: WeightLayout, config: ModelConfig) -> dict[str, Any]:
         "format": _FORMATS[layout.kind],
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": [config.names.head],
+        "ignore": plain,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
-from gapless.base.files import GGUF_NAME, INDEX, SINGLE, read_json
+from gapless.base.files import GGUF_NAME, GGUF_TABLE, INDEX, SINGLE, read_json
 from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.family import LLAMA_NAMES, TensorNames
@@ -183,7 +183,7 @@ def mapped_tensors(directory: Path) -> Iterator[tuple[Path, str, torch.Tensor]]:
 def weight_files(directory: Path) -> dict[str, tuple[str, ...]]:
     """Return the names of the weight files, each with the tensors that an index promises of it. Raises
     CheckpointError."""
-    if (directory / GGUF_NAME).exists():
+    if (directory / GGUF_TABLE).exists():
         return {GGUF_NAME: ()}
     if (directory / SINGLE).exists():
         return {SINGLE: ()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FOLDER_PREFIX, LOCK = "gapless-sockets-", "lock"
+FOLDER_PREFIX = "gapless-sockets-"
 NEW_SECONDS = 10.0
 """How long a folder may be without its lock: it has just been made."""
 
@@ -22,21 +22,28 @@ def own_folder() -> Iterator[Path]:
     for old in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         if _left_behind(old):
             shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name, open(Path(name) / LOCK, "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name, _locked(Path(name)):
         yield Path(name)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The lock of a folder itself: a file in it could be cleaned away. Raises OSError if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _left_behind(folder: Path) -> bool:
     """Return whether this is our user's folder, and no process has its lock."""
     try:
         facts = folder.lstat()
-        if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < NEW_SECONDS or folder.is_symlink():
+        if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < NEW_SECONDS:
             return False
-        with open(folder / LOCK, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return folder.is_dir()
-    except OSError:  # it is held, or not ours to read
+        with _locked(folder):
+            return True
+    except OSError:  # it is held, no folder, or not ours to read
         return False
-    return True

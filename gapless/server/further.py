@@ -20,6 +20,7 @@ from gapless.engine.inputs import mix
 from gapless.engine.seam import Sink
 from gapless.server import links
 from gapless.server.app import App
+from gapless.server.errors import log
 from gapless.server.fronts import FrontSettings
 from gapless.server.links import FrontLink
 from gapless.server.logs import logging_to_stderr
@@ -75,22 +76,26 @@ class FurtherServing:
         config, state = self._settings.server, self._app.state
         front = UvicornServer(uvicorn_config(self._app, config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
-        others = [asyncio.create_task(work) for work in (self._start(front), self._count())]
+        working = asyncio.create_task(self._work(front))
         try:
-            await self._asked_to_end.wait()
-            await drained(state, config.drain_seconds, self._hurry)
+            failed = await ended_unasked(self._asked_to_end, serving, working)
+            if not failed:
+                await drained(state, config.drain_seconds, self._hurry)
         finally:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            working.cancel()
             front.should_exit = True
-            await serving
+            await asyncio.gather(working, serving, return_exceptions=True)
             await self._llm.close()
             if state.tracing is not None:
                 await state.tracing.close()
             self._report()
             self._link.close()
-        return 0
+        return int(failed)
+
+    async def _work(self, front: UvicornServer) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start(front))
+            await self._count()
 
     async def _start(self, front: UvicornServer) -> None:
         await self._llm.start()
@@ -149,6 +154,18 @@ class FurtherServing:
     def _first_gone(self) -> None:
         self._asked_to_end.set()
         self._hurry.set()
+
+
+async def ended_unasked(asked_to_end: asyncio.Event, *parts: asyncio.Task[None]) -> bool:
+    """Return whether one of these ends before the order to end comes: it is logged."""
+    asked = asyncio.create_task(asked_to_end.wait())
+    ended, _ = await asyncio.wait((asked, *parts), return_when=asyncio.FIRST_COMPLETED)
+    if asked in ended:
+        return False
+    asked.cancel()
+    for part in ended:
+        log.critical("this front ends unasked", exc_info=part.exception())  # type: ignore[union-attr]
+    return True
 
 
 def _any(counts: MovedCounts) -> bool:

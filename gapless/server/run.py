@@ -293,7 +293,6 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=not config.disable_uvicorn_access_log,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -323,12 +322,16 @@ def check_tls(config: ServerConfig) -> None:
         raise ConfigError(f"{where} cannot be used: {error.strerror or error}") from error
 
 
-def _http_protocol(config: ServerConfig) -> type[asyncio.Protocol] | str:
+def _http_protocol(config: ServerConfig) -> type[asyncio.Protocol]:
+    base: type[asyncio.Protocol]
     try:
-        from gapless.server.protocols import BoundedProtocol
+        from gapless.server.protocols import BoundedProtocol as base
     except ModuleNotFoundError:  # httptools is not there on every platform
-        return "h11"
-    return type("ServedProtocol", (BoundedProtocol,), {"allowed_origins": config.allowed_origins})
+        from uvicorn.protocols.http.h11_impl import H11Protocol as base
+    fields: dict[str, Any] = {"allowed_origins": config.allowed_origins}
+    if config.disable_uvicorn_access_log:  # uvicorn's own setting would silence every server of this process
+        fields["access_log"] = property(lambda _: False, lambda *_: None)
+    return type("ServedProtocol", (base,), fields)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

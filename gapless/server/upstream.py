@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,8 @@ from gapless.server.endpoint import ClientGone, Handler, HttpCall
 from gapless.server.errors import ApiError, unavailable
 
 CONNECT_SECONDS = 2.0
+IN_PATH = "/:@!$&'()*+,;=-._~"
+"""Characters that stand for themselves in a path, beside letters and digits (RFC 3986, 3.3)"""
 _NOT_PASSED = frozenset(
     [b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-connection"]
 )
@@ -41,7 +44,9 @@ async def called(
 
 
 def target_of(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """Return the path, quoted, and the query of a request as they stand in a request line."""
+    query = request.scope["query_string"].decode("latin-1")
+    return quote(request.scope["path"], safe=IN_PATH) + (f"?{query}" if query else "")
 
 
 async def passed_through(path: str, request: Request, body: bytes, send: Send, missing: ApiError) -> None:
@@ -106,5 +111,5 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def _request(method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
     own = [(b"host", b"localhost"), (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
     passed = [pair for pair in passed_on(headers) if pair[0] not in (b"host", b"content-length")]
-    lines = [f"{method} {target} HTTP/1.1".encode(), *[name + b": " + value for name, value in own + passed]]
+    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), *[name + b": " + value for name, value in own + passed]]
     return b"\r\n".join([*lines, b"", body])

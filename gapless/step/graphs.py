@@ -249,7 +249,7 @@ class StepGraphs:
         others = (*self.stand_ins, *self._wide_lanes()) if further and self.buckets else ()
         count = announce("capturing graphs", len(usual) + len(others))
         refused, _ = self._warm(usual if seconds == inf else usual[::-1], seconds, count, clock)
-        more, self._later = self._warm(others, further, count, clock)
+        more, self._later = self._warm([key for key in others if key not in self.known], further, count, clock)
         return refused + more
 
     def _warm(

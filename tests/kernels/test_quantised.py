@@ -167,14 +167,14 @@ def test_a_row_is_rounded_to_the_nearest_codes_of_its_own_scale(implementation, 
 
 
 def test_products_by_codes_refuse_weights_that_no_kernel_serves() -> None:
-    """Rows of whole 16 bytes, and groups that 16 bytes do not cross."""
+    """Rows of whole 16 bytes, and groups of whole blocks of 32; of INT8 of 16."""
 
     def served(layout: WeightLayout, depth: int) -> bool:
         matrix = Matrix.empty(layout, 8, depth, BF16, torch.device("cpu"))
         return CODED_PRODUCTS[layout.kind].of(matrix) is not None
 
-    assert served(WeightLayout(INT8), 48) and served(WeightLayout(INT4, 32), 96) and served(WeightLayout(FP8, 48), 96)
-    assert not served(WeightLayout(INT8), 40) and not served(WeightLayout(FP8, 24), 96)
+    assert served(WeightLayout(INT8), 48) and served(WeightLayout(INT4, 32), 96) and served(WeightLayout(FP8, 32), 96)
+    assert not served(WeightLayout(INT8), 40) and not served(WeightLayout(FP8, 48), 96)
 
 
 def test_a_model_of_codes_and_plain_weights_has_a_way_of_few_rows() -> None:

@@ -5,17 +5,24 @@ import socket
 
 import numpy as np
 import pytest
+from server_harness import write_model
 from test_metrics_page import INFO, counted, filled
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.records import StepLogprobs, StepTokens
 from gapless.engine import messages as m
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.frontdoor import locate
 from gapless.engine.trace import RequestRecord
 from gapless.engine.wire import Wire
 from gapless.server import links
-from gapless.server.fronts import KEY_BITS, Fronts, by_front
+from gapless.server.config import ServerConfig
+from gapless.server.fronts import KEY_BITS, Fronts, FrontSettings, by_front
+from gapless.server.further import FurtherServing
 from gapless.server.links import FrontLink
 from gapless.server.metrics import Metrics
+from gapless.server.run import UvicornServer
 
 FRONTS = 3
 
@@ -235,3 +242,25 @@ def test_a_frame_that_is_no_message_ends_a_link():
         end.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"), [(UvicornServer, "main_loop"), (AsyncLLM, "start"), (FurtherServing, "_count")]
+)
+def test_a_further_front_ends_with_an_error_when_a_part_of_it_ends_unasked(tmp_path, monkeypatch, caplog, owner, part):
+    async def end(*_):
+        if owner is not UvicornServer:
+            raise RuntimeError("a part is broken")
+
+    monkeypatch.setattr(owner, part, end)
+    engine = EngineConfig(str(write_model(tmp_path)))
+
+    async def main():
+        ours, theirs = socket.socketpair()
+        with ours, socket.create_server(("127.0.0.1", 0)) as listener:
+            settings = FrontSettings(1, engine, locate(engine), ServerConfig(port=0), "first.sock")
+            return await asyncio.wait_for(FurtherServing(settings, theirs, listener).run(), 20)
+
+    assert asyncio.run(main()) == 1
+    assert "this front ends unasked" in caplog.text
+    assert ("a part is broken" in caplog.text) == (owner is not UvicornServer)

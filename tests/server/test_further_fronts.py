@@ -127,7 +127,7 @@ def test_an_answer_of_each_front_is_that_of_the_first(three, path, fields):
     assert others == [first] * (FRONTS - 1)
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses/x", "/nowhere", "/ui"])
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses/x", "/no%20w%C3%A9re", "/ui"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_a_route_that_does_not_generate_is_answered_by_the_first_front(three, path, method):
     first, *others = [shown(client.request(method, path)) for client in three.clients]
@@ -217,6 +217,18 @@ def test_requests_without_a_seed_draw_other_seeds_at_each_front(model):
         body = {"prompt": "hi", "max_tokens": 12, "ignore_eos": True, "temperature": 1}
         texts = {client.post(COMPLETIONS, json=body).json()["choices"][0]["text"] for client in running.clients}
         assert len(texts) == FRONTS
+
+
+def test_the_access_log_has_one_line_for_each_request_whichever_front_answers(model):
+    with fronts(model) as running:
+        for client in running.clients:
+            assert client.post(TOKENIZE, json=BODIES[TOKENIZE]).status_code == 200
+            assert client.get("/v1/models").status_code == 200
+        assert running.server.end() == 0
+        lines = running.server.popen.stderr.read()
+        assert [lines.count(f'"{asked} HTTP/1.1" 200') for asked in (f"POST {TOKENIZE}", "GET /v1/models")] == 2 * [
+            FRONTS
+        ]
 
 
 def test_an_engine_that_dies_ends_the_streams_of_all_fronts_and_another_serves_them(model):

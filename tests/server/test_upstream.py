@@ -4,9 +4,11 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from starlette.requests import Request
 
 from gapless.base.http import HttpError
-from gapless.server.upstream import called, passed_on
+from gapless.server.errors import unavailable
+from gapless.server.upstream import called, passed_on, passed_through
 
 HEAD = b"HTTP/1.1 200 OK\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nConnection: close\r\n"
 
@@ -57,6 +59,30 @@ async def passed_on_as_it_comes(tmp_path):
             assert [part async for part in body] == [b"two"]
         assert heard[0].startswith(b"POST /v1?a=b HTTP/1.1\r\nhost: localhost\r\n")
         assert b"x-id: 7\r\n" in heard[0] and b"te: x" not in heard[0]
+
+
+TARGETS = {
+    "plain": ("/v1/models/a:b@c", b"limit=5", b"/v1/models/a:b@c?limit=5"),
+    "no query": ("/v1", b"", b"/v1"),
+    "reserved": ("/a b?c#d%e", b"", b"/a%20b%3Fc%23d%25e"),
+    "no ASCII": ("/\u00e9\u6f22", b"q=%20\xe9+", b"/%C3%A9%E6%BC%A2?q=%20\xe9+"),
+    "control characters": ("/a\r\nb", b"", b"/a%0D%0Ab"),
+    "two slashes": ("//a", b"", b"//a"),
+}
+
+
+@pytest.mark.parametrize(("path", "query", "expected"), TARGETS.values(), ids=TARGETS)
+async def test_a_request_is_passed_on_with_its_path_quoted_and_its_query_as_it_came(tmp_path, path, query, expected):
+    async def answer(writer):
+        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+
+    async def send(message):
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "headers": []}
+    async with upstream(tmp_path, answer) as (server, heard):
+        await passed_through(server, Request(scope), b"", send, unavailable("", "down"))
+    assert heard[0].startswith(b"GET " + expected + b" HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("wire", [b"", b"HTTP/1.1 200", HEAD + b"Content-Length: 9\r\n\r\nfour", b"SSH-2.0\r\n\r\n"])

@@ -53,6 +53,8 @@ class HeadConfig(NamedTuple):
         ):
             if found != wanted:
                 raise fields.error(name, f"must be {wanted}, for this model", found)
+        if layer.quantization is not None:
+            raise fields.error("quantization_config", "must not be there: weights of heads are plain")
         if not layer.spec.plain:
             raise fields.error("hidden_act", "must be silu: other heads are not supported")
         for name in ("attention_bias", "mlp_bias", "norm_before_fc", "fc_norm"):
