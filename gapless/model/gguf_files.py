@@ -64,7 +64,7 @@ _SIZES = {
     "rope.freq_base": "rope_theta",
 }
 _NUMBERS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
-"""Keys whose numbers need not be whole"""
+"""Sizes that may have a fraction"""
 _MAY_LACK = {"attention.head_count_kv", "attention.key_length", "rope.freq_base"}
 _READ = {"attention.value_length", "rope.dimension_count", "vocab_size"}
 _SCALING = "rope.scaling."
@@ -213,9 +213,9 @@ def _config(path: Path, values: Mapping[str, Any], table: Mapping[str, Any], fac
             raise CheckpointError(f"{path}: {prefix}{name} must be one number for all layers, got {value!r}")
     for name in _SIZES:
         kinds, rule = ((int, float), "number") if name in _NUMBERS else ((int,), "whole number")
-        value = own.get(name, math.nan)
-        if (name in own or name not in _MAY_LACK) and not (type(value) in kinds and 0 < value < math.inf):
-            raise CheckpointError(f"{path}: {prefix}{name} must be a {rule} above 0, got {own.get(name)!r}")
+        size: Any = own.get(name)
+        if (name in own or name not in _MAY_LACK) and not (type(size) in kinds and 0 < size < math.inf):
+            raise CheckpointError(f"{path}: {prefix}{name} must be a {rule} above 0, got {size!r}")
     embedding = table.get("model.embed_tokens.weight", ("", ()))[1]
     if len(embedding) != 2:
         raise CheckpointError(f"{path}: token_embd.weight must have two dimensions, got {len(embedding)}")

@@ -77,6 +77,8 @@ class StoredRows:
             if name not in read and not stored.optional:
                 raise CheckpointError(f"tensor '{self.module}.{name}' is missing, beside {sorted(read)}")
         found = Matrix(self.stored.read(read), None, self.stored.layout, self.matrix.dtype)
+        if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in found.tensors[1:]):
+            raise CheckpointError(f"the scales of '{self.module}' must be finite numbers: fetch its file again")
         if found.layout != self.matrix.layout:
             found = found.multiplied_out()
         for target, tensor in zip(self.matrix.tensors, found.tensors, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gapless.model.config import read_model_config
 from gapless.model.formats.of_model import format_of
 
 GPTQ, AWQ, FP8 = (BY_NAME[name].config for name in ("gptq_sym", "awq", "fp8_128"))
+GGUF = {"quant_method": "gguf", "types": {}}
 INT4, WEIGHTS = BY_NAME["ct_int4_group"].config, BY_NAME["ct_int4_group"].config["config_groups"]["group_0"]["weights"]
 
 
@@ -39,6 +41,20 @@ REFUSED = [
     (GPTQ | {"dynamic": {"+:(": {}}}, r"dynamic must be regular expressions .*got '\('"),
     (GPTQ | {"dynamic": {r"-:(([a-z0-9_]+\.?)+)+!": {}}}, "dynamic must not repeat what repeats: it may never end"),
     (GPTQ | {"dynamic": {"-:" + "x" * 301: {}}}, "dynamic must be patterns of at most 300 characters"),
+    (GPTQ | {"modules_in_block_to_quantize": 5}, "modules_in_block_to_quantize must be a list of names.*got 5"),
+    (GPTQ | {"modules_in_block_to_quantize": [["a"], [3]]}, "modules_in_block_to_quantize must be a list of names"),
+    *(
+        (GPTQ | {"dynamic": {"+:.*": value}}, rf"dynamic\.\+:\.\* must be an object, got {re.escape(str(value))}")
+        for value in (None, 4, [{}])
+    ),
+    (GPTQ | {"dynamic": {".*": {"bits": [4]}}}, r"dynamic\.\.\*\.bits must be 4 or 8, got \[4\]"),
+    (GPTQ | {"dynamic": {".*": {"bits": 4.0}}}, r"bits must be 4 or 8, got 4\.0"),
+    (GPTQ | {"dynamic": {".*": {"group_size": [128]}}}, "group_size must be a whole number above 0"),
+    (GGUF | {"types": ["Q4_0"]}, "types must be the table that opening a .gguf file writes"),
+    (GGUF | {"types": {"lm_head": ["Q4_0"]}}, "types must be the table that opening a .gguf file writes"),
+    (GGUF | {"turned": 4}, "turned must be numbers of heads by names of modules, got 4"),
+    (GGUF | {"turned": {"self_attn.q_proj": "four"}}, "turned must be numbers of heads by names of modules"),
+    (GGUF | {"turned": {"self_attn.q_proj": 0}}, "turned must be numbers of heads by names of modules"),
     (AWQ | {"bits": 8}, "bits must be 4, got 8"),
     (AWQ | {"version": "gemv"}, "version must be gemm.*got 'gemv'"),
     (AWQ | {"zero_point": False}, "zero_point must be true, got False"),
@@ -79,6 +95,8 @@ TENSORS = [
     ("gptq_sym", "g_idx", lambda x: x + 9, "g_idx must have groups below 3, got 11"),
     ("gptq_sym", "bias", lambda x: x + 1, "bias is not zero"),
     ("gptq_8", "qzeros", lambda x: x - 1, "zero points other than 128: set sym"),
+    ("gptq_sym", "scales", lambda x: x * torch.nan, "the scales of 'model.layers.0.self_attn.q_proj' must be finite"),
+    ("fp8_128", "weight_scale_inv", lambda x: x / 0, "the scales of .*q_proj' must be finite"),
     ("awq", "scales", lambda x: x[:1], "has shape .*must be"),
     ("fp8_static", "input_scale", lambda x: -x, "input_scale must be a number above 0"),
     ("fp8_static", "weight", lambda x: x.float(), "is F32; supported are F8_E4M3"),

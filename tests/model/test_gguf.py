@@ -19,6 +19,7 @@ from gapless.base.files import SINGLE
 from gapless.cli.main import main
 from gapless.kernels.kinds import WeightKind
 from gapless.model.config import read_model_config, resolve_model_dir
+from gapless.model.formats.of_model import layouts_of
 from gapless.model.gguf_tokenizer import tokenizer_files
 from gapless.model.loader import read_params
 from gapless.model.params import PRODUCTS, allocate
@@ -182,6 +183,13 @@ def test_a_file_has_the_numbers_that_its_own_library_reads(tmp_path, architectur
     kept = {Type.Q8_0: "int8 by 32", Type.Q4_0: "int4 by 32"}
     if len(kinds) == 1:
         assert layouts == {kept.get(kinds[0], WeightKind.DENSE)}
+
+
+def test_blocks_that_no_kernel_has_are_told_when_they_are_multiplied_out(tmp_path):
+    for kind, layout in ((Type.Q6_K, ("dense", "no kernel has Q6_K")), (Type.Q4_0, ("int4 by 32", ""))):
+        (folder := tmp_path / kind.name).mkdir()
+        file, _ = write(folder, "llama", [kind])
+        assert {*layouts_of(read_model_config(resolve_model_dir(str(file))))} == {layout}
 
 
 def test_a_file_is_served_with_its_tokenizer_and_template(tmp_path):

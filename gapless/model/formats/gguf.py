@@ -20,10 +20,13 @@ class GgufFormat:
 
     def __init__(self, asked: Quantization) -> None:
         types = asked.values.get("types")
-        if not isinstance(types, dict):
+        if not isinstance(types, dict) or any(not isinstance(kind, str) for kind in types.values()):
             raise asked.error("types", "must be the table that opening a .gguf file writes: name that file", types)
         self.types: Mapping[str, str] = types
-        self.heads: Mapping[str, int] = asked.values.get("turned") or {}
+        heads = asked.values.get("turned") or {}
+        if not isinstance(heads, dict) or any(type(many) is not int or many < 1 for many in heads.values()):
+            raise asked.error("turned", "must be numbers of heads by names of modules")
+        self.heads: Mapping[str, int] = heads
         """Heads of the modules whose rows the converter turns, since llama's rope has its pairs side by side there"""
 
     def weight(self, module: str, outputs: int, inputs: int) -> StoredWeight | None:
@@ -37,4 +40,5 @@ class GgufFormat:
 
             return read_weight(found, kind, heads)
 
-        return StoredWeight(_LAYOUTS.get(kind, DENSE), {"weight": Stored((outputs, inputs), (kind,))}, read)
+        why = "" if kind in _LAYOUTS or kind in FLOATS else f"no kernel has {kind}"
+        return StoredWeight(_LAYOUTS.get(kind, DENSE), {"weight": Stored((outputs, inputs), (kind,))}, read, why)

@@ -60,19 +60,25 @@ class GptqFormat:
         bits, size = fields.whole("bits"), fields.whole("group_size", low=-1)
         self.rule = self._rule(GptqRule(bits, size, True, False), asked.values, "")
         parts = fields.get("modules_in_block_to_quantize") or []
-        self.only = tuple(name for part in parts for name in (part if isinstance(part, list) else [part]))
+        rows = [part if isinstance(part, list) else [part] for part in parts] if isinstance(parts, list) else [[None]]
+        self.only = tuple(name for row in rows for name in row)
+        if any(not isinstance(name, str) for name in self.only):
+            raise asked.error("modules_in_block_to_quantize", "must be a list of names of modules, or of such lists")
         self.dynamic = fields.sub("dynamic").values
         for pattern, changes in self.dynamic.items():
-            self._rule(self.rule, changes if isinstance(changes, dict) else {}, f"dynamic.{pattern}.")
-            if not pattern.startswith("-:") and (more := {*(changes or {})} - {*GptqRule._fields}):
-                raise asked.error("dynamic", f"may change {', '.join(GptqRule._fields)}, not {min(more)!r}")
+            if not pattern.startswith("-:"):
+                if not isinstance(changes, dict):
+                    raise asked.error(f"dynamic.{pattern}", "must be an object", changes)
+                self._rule(self.rule, changes, f"dynamic.{pattern}.")
+                if more := {*changes} - {*GptqRule._fields}:
+                    raise asked.error("dynamic", f"may change {', '.join(GptqRule._fields)}, not {min(more)!r}")
             compiled(asked, "dynamic", pattern[2:] if pattern[:2] in ("-:", "+:") else pattern)
 
     def _rule(self, rule: GptqRule, values: Mapping[str, Any], prefix: str) -> GptqRule:
         """Return a rule with the values that are given. Raises CheckpointError."""
         found = rule._replace(**{name: values[name] for name in GptqRule._fields if values.get(name) is not None})
         for name, good, rule_text in (
-            ("bits", found.bits in ONE, "must be 4 or 8"),
+            ("bits", type(found.bits) is int and found.bits in ONE, "must be 4 or 8"),
             ("group_size", type(found.group_size) is int and (found.group_size > 0 or found.group_size == -1),
              "must be a whole number above 0, or -1"),
             ("sym", isinstance(found.sym, bool), "must be true or false"),
