@@ -29,6 +29,7 @@ from gapless.engine.seam import EngineInfo
 from gapless.engine.trace import RequestRecord
 from gapless.server import links
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.links import FrontLink
 from gapless.server.metrics import Metrics
 from gapless.server.state import OtherFronts, ServerState
@@ -39,6 +40,8 @@ KEY_BITS = 40
 """Bits of a request's own key; the bits above number its front, 0 for the first. Keys are exact in JSON too."""
 FRONT_SECONDS = 5.0
 """A further front that does not answer for so long is left out of an answer."""
+MAX_SILENT = 10
+"""Seconds of this front's time that a further one, which reports every second, may be silent"""
 
 
 class FrontSettings(NamedTuple):
@@ -60,6 +63,8 @@ class FurtherFront:
         self.number, self.process = number, process
         self.link: FrontLink
         self.listening, self.ended = asyncio.Event(), False
+        self.silent: int | None = None
+        """Seconds since its last message, from the first one on: imports take their time"""
         self.open = self.detok_ns = 0
 
     def own(self, key: int) -> int:
@@ -120,6 +125,22 @@ class Fronts(OtherFronts):
     async def listening(self) -> None:
         """Return when all take requests."""
         await asyncio.gather(*[front.listening.wait() for front in self.fronts.values()])
+
+    async def watch(self) -> None:
+        """Kill a front that hangs. Seconds are counted singly, so a pause of this process is no silence of another."""
+        while True:
+            await asyncio.sleep(1)
+            self.second()
+
+    def second(self) -> None:
+        """Count a second of silence of each, and kill the ones that have been silent too long."""
+        for front in self.fronts.values():
+            if front.silent is None or front.ended or self._draining:
+                continue
+            front.silent += 1
+            if front.silent == MAX_SILENT and front.process is not None:
+                log.critical("front %d of --api-server-count hangs and is killed", front.number)
+                front.process.kill()
 
     def drain(self) -> None:
         """Let the running finish; called again, end them."""
@@ -192,6 +213,7 @@ class Fronts(OtherFronts):
     # Requests and tokens
 
     def _take(self, front: FurtherFront, messages: Sequence[Any]) -> None:
+        front.silent = 0
         for message in messages:
             match message:
                 case m.Add(key):

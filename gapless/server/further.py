@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import socket
 import sys
@@ -30,6 +31,8 @@ from gapless.server.tracing import open_tracing
 
 COUNT_SECONDS = 0.1
 """Time between two reports of counts: the metrics page may be so old."""
+SENT_ANYWAY = 10
+"""One report in ten is sent even if nothing has moved: it shows that this front lives."""
 
 
 class LinkedBackend(MessageBackend):
@@ -104,15 +107,15 @@ class FurtherServing:
         self._link.send(links.Listening())
 
     async def _count(self) -> None:
-        while True:
+        for number in itertools.count():
+            self._report(anyway=number % SENT_ANYWAY == 0)
             await asyncio.sleep(COUNT_SECONDS)
-            self._report()
 
-    def _report(self) -> None:
-        """Send new counts, if there are any."""
+    def _report(self, anyway: bool = False) -> None:
+        """Send new counts, if there are any, or all the same."""
         state = self._app.state
         counts = state.metrics.take()
-        if state.open != self._sent_open or _any(counts):
+        if anyway or state.open != self._sent_open or _any(counts):
             self._sent_open = state.open
             self._link.send(links.Counted(counts, state.open, round(self._llm.detok_seconds * 1e9)))
 

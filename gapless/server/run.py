@@ -153,6 +153,7 @@ class Serving:
                 asked = UvicornServer(uvicorn_config(app.for_further, config))
                 asked.config.date_header = False  # a further front adds it
                 answering = asyncio.create_task(asked.serve([listener]))
+                watching = asyncio.create_task(self._fronts.watch())
                 try:
                     for number in range(1, self.config.api_server_count):
                         settings = FrontSettings(number, self.engine, self.located, self.config, str(config.uds))
@@ -160,6 +161,7 @@ class Serving:
                             await self._fronts.start(settings, beside)
                     yield
                 finally:
+                    watching.cancel()
                     await self._fronts.close()
                     asked.should_exit = True
                     await answering

@@ -18,7 +18,7 @@ from gapless.engine.trace import RequestRecord
 from gapless.engine.wire import Wire
 from gapless.server import links
 from gapless.server.config import ServerConfig
-from gapless.server.fronts import KEY_BITS, Fronts, FrontSettings, by_front
+from gapless.server.fronts import KEY_BITS, MAX_SILENT, Fronts, FrontSettings, by_front
 from gapless.server.further import FurtherServing
 from gapless.server.links import FrontLink
 from gapless.server.metrics import Metrics
@@ -215,6 +215,43 @@ async def test_a_front_that_was_asked_to_end_is_not_lost(rig):
         rig.ends[number].close()
     await asyncio.sleep(0.01)
     assert not rig.lost and rig.fronts.all_ended.is_set()
+
+
+class Hung:
+    """A process that notes its kills."""
+
+    pid, killed = 7, 0
+
+    def kill(self):
+        self.killed += 1
+
+    async def wait(self):
+        return self.killed
+
+
+@running
+async def test_a_front_is_killed_when_it_falls_silent_for_too_long(rig):
+    silent, speaking, starting = hung = [Hung(), Hung(), Hung()]
+    front, (ours, theirs) = rig.fronts.fronts, socket.socketpair()
+    rig.fronts.add(ours, 3)
+    rig.ends[3] = theirs
+    for number, process in enumerate(hung, 1):
+        front[number].process = process
+    for number in (1, 2):
+        await rig.say(number, links.Listening())
+    for second in range(1, 3 * MAX_SILENT):
+        assert silent.killed == (second > MAX_SILENT)
+        rig.fronts.second()
+        await rig.say(2, links.Counted(Metrics("m").take(), 0, 0))
+    assert (silent.killed, speaking.killed, starting.killed) == (1, 0, 0)
+    rig.ends[1].close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "front 1 of --api-server-count" in str(rig.lost[0])
+    rig.fronts.drain()
+    for _ in range(2 * MAX_SILENT):
+        rig.fronts.second()
+    assert speaking.killed == 0
 
 
 @running
