@@ -61,7 +61,7 @@ def test_an_argument_that_changes_nothing_is_logged(caplog):
         ),
         ({"enable_lora": "yes"}, "^enable_lora='yes' is not accepted: it takes true or false$"),
         ({"max_loras_per_batch": "two"}, "^max_loras_per_batch must be a whole number, got 'two'$"),
-        ({"quantization": "fp8"}, "^quantization='fp8' is not available in gapless yet"),
+        ({"tokenizer_revision": "a"}, "^tokenizer_revision='a' is not available in gapless yet"),
         ({"hf_token": "pa55"}, "^hf_token is not accepted: other users of this machine would see it; set HF_TOKEN"),
         ({"kv_transfer_config": {"a": 1}}, "^kv_transfer_config is not accepted: write kv_tier host:SIZE"),
         ({"speculative_model": "x"}, "^speculative_model is not accepted: write speculative_config"),

@@ -70,6 +70,6 @@ def test_a_wrong_file_of_a_checkpoint_is_one_line_with_what_helps(hub, change, p
     assert "\n" not in text and [part for part in parts if part not in text] == [], text
 
 
-def test_a_gguf_file_is_refused_by_its_name():
-    with pytest.raises(UserError, match="GGUF files are not read; name a checkpoint of safetensors files"):
+def test_a_gguf_file_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match=r"no directory 'model-q4\.gguf'; give that of a checkpoint, a GGUF file"):
         locate(EngineConfig(model="model-q4.gguf"))

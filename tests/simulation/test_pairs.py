@@ -7,7 +7,7 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (6, 20, 22, 27, 35, 67, 122, 154)]
+SEEDS = [PAIRS + seed for seed in (6, 20, 22, 27, 35, 67, 122, 154, 161)]
 """The seeds that together reach all that the test looks for in the least time, chosen among the first 260"""
 
 RACED = PAIRS + 161
