@@ -98,3 +98,9 @@ def test_new_weights_take_the_memory_of_the_old(layout):
 
 def test_a_dense_matrix_has_the_dtype_of_its_weight():
     assert dense(torch.empty(2, 2, dtype=torch.float16)).dtype is torch.float16
+
+
+def test_a_group_larger_than_the_inputs_is_the_whole_row():
+    whole = round_to(WeightLayout(WeightKind.INT8), torch.randn(3, 40))
+    values = [Matrix(whole, None, WeightLayout(WeightKind.INT8, group)).values() for group in (0, 1 << 40)]
+    assert values[0].equal(values[1])
