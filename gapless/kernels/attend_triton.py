@@ -81,10 +81,11 @@ def attend(
         else:
             page = tl.load(table + entry // PAGE)
         base = page.to(tl.int64) * page_stride
+        where = base + entry % PAGE * ENTRY
         inside = (entry >= floor) & (entry < high) if CUT else entry < high
         there = inside[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k = keys_of(keys, base, entry % PAGE, there, q, ENTRY, MASKED or D != D_PAD)
-        v = values_of(values, pairs, base, entry % PAGE, there, q, ENTRY, D, MASKED or D != D_PAD)
+        k = keys_of(keys, where, there, q, MASKED or D != D_PAD)
+        v = values_of(values, pairs, where, base, entry % PAGE, there, q, ENTRY, D, MASKED or D != D_PAD)
         score = score_of(q, k, factor, CAP)
         if MASKED:
             score = tl.where((entry[None, :] <= last[:, None]) & inside[None, :], score, float("-inf"))

@@ -100,12 +100,13 @@ def _attend_row(
         spread = tl.reshape(tl.broadcast_to(page[:, None], [BLOCK_N // RUN, RUN]), [BLOCK_N])
         # Multiplied last: the compiler must see that it is aligned, or it does not pipeline the loads.
         base = spread.to(tl.int64) * page_stride
+        where = base + entry % PAGE * ENTRY
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
         inside = (entry >= first) & (entry < high) if EDGE else entry < high
         there = inside[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k = keys_of(keys, base, entry % PAGE, there, q, ENTRY, True)
-        v = values_of(values, pairs, base, entry % PAGE, there, q, ENTRY, D, True)
+        k = keys_of(keys, where, there, q, True)
+        v = values_of(values, pairs, where, base, entry % PAGE, there, q, ENTRY, D, True)
         score = tl.where(inside[None, :], score_of(q, k, factor, CAP), float("-inf"))
         acc, total, top = with_tile(acc, total, top, score, v, False)
     return acc, total, top
@@ -142,10 +143,13 @@ def _write_entry(
     there = offs_d < D
     own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
     key = turned(line, own, qk_norm, cos, sin, eps, there, D, D_PAD, NORM)
-    places = at + offset * (HEADS * D) + offs_d
+    entry = at + offset * (HEADS * D)
     scale = None if scales is None else tl.load(scales + layer * 2)
-    store_keys(keys + places, key.to(line.dtype.element_ty), scale, there)
-    if values.dtype.element_ty == tl.uint8:
+    NIBBLES: tl.constexpr = values.dtype.element_ty == tl.uint8
+    if not NIBBLES:  # before the key is stored: the compiler moves no load across a store
+        value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
+    store_keys(keys + entry + offs_d, key.to(line.dtype.element_ty), scale, there)
+    if NIBBLES:
         column = tl.arange(0, D_PAD // 2)[None, :]
         left = line + (own + HEADS) * D + column
         inside = column < D // 2
@@ -153,9 +157,8 @@ def _write_entry(
         pair = (pairs + at + offset * (HEADS * 4)).to(tl.pointer_type(tl.float16), bitcast=True) + own * 0
         store_nibbles(values + at + offset * (HEADS * (D // 2)) + column, pair, lefts, rights, inside)
     else:
-        value = tl.load(line + (own + HEADS) * D + offs_d, mask=there, other=0.0)
         scale = None if scales is None else tl.load(scales + layer * 2 + 1)
-        store_keys(values + places, value, scale, there)
+        store_keys(values + entry + offs_d, value, scale, there)
     # Stored by some threads, read by others.
     tl.debug_barrier()
 

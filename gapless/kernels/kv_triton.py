@@ -44,9 +44,8 @@ def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.c
 
 
 @triton.jit
-def keys_of(keys, base, offset, there, q, ENTRY: tl.constexpr, MASKED: tl.constexpr):
-    """Load keys [D_PAD, N] for q [M, D_PAD] of entries at `offset` [N] of pages at `base` [N]: 0 unless `there`."""
-    where = base + offset * ENTRY
+def keys_of(keys, where, there, q, MASKED: tl.constexpr):
+    """Load keys [D_PAD, N] for q [M, D_PAD] of entries at `where` [N]: 0 unless `there`."""
     offs_d = tl.arange(0, q.shape[1])
     keys = _as_bytes(keys)
     if MASKED:
@@ -58,9 +57,10 @@ def keys_of(keys, base, offset, there, q, ENTRY: tl.constexpr, MASKED: tl.conste
 
 @triton.jit
 def values_of(
-    values, pairs, base, offset, there, q, ENTRY: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr
+    values, pairs, where, base, offset, there, q, ENTRY: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """Load values [N, D_PAD] as `keys_of`, with the columns of `value_columns`."""
+    """Load values [N, D_PAD] as `keys_of`, with the columns of `value_columns`. Nibbles are at `offset` [N] of pages at
+    `base` [N]."""
     if values.dtype.element_ty == tl.uint8:
         HALF: tl.constexpr = D // 2
         place = values + (base + offset * (ENTRY // 2))[:, None] + tl.arange(0, q.shape[1] // 2)[None, :]
@@ -75,7 +75,6 @@ def values_of(
         least = (word >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         low, high = (byte & 15).to(tl.float32) * scale + least, (byte >> 4).to(tl.float32) * scale + least
         return tl.reshape(tl.join(low, high), [low.shape[0], q.shape[1]]).to(q.dtype)
-    where = base + offset * ENTRY
     offs_d = tl.arange(0, q.shape[1])
     values = _as_bytes(values)
     if MASKED:

@@ -357,8 +357,8 @@ SHARING = (
     LONG._replace(dim=64, group=7),
 )
 """What Llama, Qwen2 and models of heads of 96 run in steps of few rows"""
-MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 32, 128, 48
-"""ptxas may move a few registers aside if many rows share a program. Prefill has more sums than a small GPU
+MOVED_ASIDE, IN_MEMORY, IN_LOOPS = 8, 128, 48
+"""ptxas may move two registers aside if heads are padded, or their number is. Prefill has more sums than a small GPU
 has registers, and keeps up to 32 of a thread in memory."""
 FEWER_BITS = [
     one._replace(kv=kv) for kv in ("fp8e4nv", "u8") for one in (LONG._replace(group=4), DECODE, TURNS, PREFILL)
