@@ -1,4 +1,4 @@
-"""How many of the demo model's questions each format of weights and of KV pages answers right, beside plain ones.
+"""Accuracy of each format of weights and KV pages on the demo model's questions, beside plain ones.
 
 `python benchmarks/format_accuracy.py [--questions 1000] [--device cuda] [--out FILE]` prints a Markdown table. Plain is
 bfloat16; the same questions are asked of all, and p is McNemar's.

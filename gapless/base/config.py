@@ -125,8 +125,7 @@ class EngineConfig:
     )
     quantization: str = flag(
         "auto",
-        "auto, weights as the checkpoint has them; fp8, int8 or int4, those of a plain checkpoint's layers rounded to "
-        "nearest at load",
+        "auto: weights as the checkpoint has them; fp8, int8, int4: a plain checkpoint's layers rounded at load",
         aliases=("--quantize",),
     )
     model_impl: str = flag(

@@ -71,7 +71,7 @@ class QuantisedProduct:
     depth: int
     group: int
     rounded: bool = False
-    """Whether inputs are E4M3 codes, so that nothing is decoded"""
+    """True if inputs are E4M3 codes: nothing is decoded then."""
 
     def tiles(self, arch: Arch) -> CodeTiles:
         rows, deep = self.rows, min(128, self.group & -self.group or 128)

@@ -35,13 +35,13 @@ MOST_SPLIT_BLOCKS = 4096
 
 
 @triton.jit
-def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """Return the weight's rows of a program [BLOCK_N], and whether each exists. GATED: gates first, then their ups."""
+def weight_rows(block, N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """Return the weight's rows of a block [BLOCK_N], and whether each exists. GATED: gates first, then their ups."""
     lane = tl.arange(0, BLOCK_N)
     if GATED:
-        column = tl.program_id(0) * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
+        column = block * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
         return column + lane // (BLOCK_N // 2) * (N // 2), column < N // 2
-    row = tl.program_id(0) * BLOCK_N + lane
+    row = block * BLOCK_N + lane
     return row, row < N
 
 
@@ -51,7 +51,7 @@ def _store(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Writes a program's sums [BLOCK_M, BLOCK_N] to `out` [M, N], or [M, N // 2] if GATED, or adds them to it."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    row, inside = weight_rows(tl.program_id(0), N, BLOCK_N, GATED)
     if BIAS:
         sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -81,7 +81,7 @@ def _begin(
 ):  # fmt: skip
     """Request the first part of a program's weight, then wait for the previous kernel. Returns the addresses of the
     weight's rows [BLOCK_N, 1], whether each exists, the depths of that part [BLOCK_K], and the part."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    row, inside = weight_rows(tl.program_id(0), N, BLOCK_N, GATED)
     k = tl.arange(0, BLOCK_K)
     lines = weight + row.to(tl.int64)[:, None] * K
     tile = _tile(lines, inside, k, K)
@@ -96,7 +96,7 @@ def _own_adapters(
     up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, RANK: tl.constexpr
 ):
     """Return the slots of a program's rows [BLOCK_M], whether any is above 0, and the first lines of their adapters."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    row, inside = weight_rows(tl.program_id(0), N, BLOCK_N, GATED)
     token = tl.arange(0, BLOCK_M)
     slot = tl.load(slots + token, mask=token < M, other=0)
     # Looking takes longer than adding a few zeros.
@@ -110,7 +110,7 @@ def _added(
     SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Return the adapters' terms of a program's result; `own` is the result of `_own_adapters`."""
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    row, inside = weight_rows(tl.program_id(0), N, BLOCK_N, GATED)
     slot, some, held = own
     low = tl.program_id(0) * BLOCK_N
     return expanded(
@@ -233,7 +233,7 @@ def matrix_kernel(
         program = (tl.program_id(0) - BLOCKS) * SPLITS + tl.program_id(1)
         shrink(x, table, inner, slots, program, M, K, RANK, SHARES, EARLY)
     else:
-        row, inside = _weight_rows(N, BLOCK_N, GATED)
+        row, inside = weight_rows(tl.program_id(0), N, BLOCK_N, GATED)
         split = tl.program_id(1)
         token = tl.arange(0, BLOCK_M)
         k = tl.arange(0, BLOCK_K)

@@ -55,7 +55,7 @@ class CodedLinear:
 
     @property
     def rounds(self) -> bool:
-        """Whether inputs of several rows are rounded to E4M3."""
+        """True if inputs of several rows are rounded to E4M3."""
         gpu = arch(self.weight.device)
         return self.kind is WeightKind.FP8 and gpu.vendor == "nvidia" and gpu.capability >= (8, 9)
 

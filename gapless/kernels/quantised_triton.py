@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from gapless.kernels.few_rows_triton import _ask
+from gapless.kernels.few_rows_triton import _ask, weight_rows
 from gapless.kernels.library_triton import prefetch
 
 FP8, INT8, INT4 = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -25,17 +25,6 @@ ASKED = tl.constexpr(4)
 """Blocks of columns whose weights a program requests before its input is ready"""
 _DOWN = tl.constexpr(2.0**69)
 """Factor that sums lack: codes are 2^149 times too small, inputs are made 2^80 times greater."""
-
-
-@triton.jit
-def weight_rows(block, N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """Return the weight's rows of a block [BLOCK_N], and whether each exists. GATED: gates first, then their ups."""
-    lane = tl.arange(0, BLOCK_N)
-    if GATED:
-        column = block * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
-        return column + lane // (BLOCK_N // 2) * (N // 2), column < N // 2
-    row = block * BLOCK_N + lane
-    return row, row < N
 
 
 @triton.jit

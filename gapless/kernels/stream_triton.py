@@ -19,20 +19,9 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.arch import Arch
-from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
+from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS, weight_rows
 from gapless.kernels.library_triton import arch, counters, launch_options
 from gapless.kernels.tiles import StreamProduct, StreamTiles, choose_tiles
-
-
-@triton.jit
-def _lines(block, N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """Return the weight's rows of a block of outputs [BLOCK_N], and whether each exists. GATED: gates before ups."""
-    lane = tl.arange(0, BLOCK_N)
-    if GATED:
-        column = block * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
-        return column + lane // (BLOCK_N // 2) * (N // 2), column < N // 2
-    row = block * BLOCK_N + lane
-    return row, row < N
 
 
 @triton.jit
@@ -56,7 +45,7 @@ def _ask(
     asm: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;"
     for ahead in tl.static_range(ASKED):
         unit = tl.minimum(begin * HELD + ahead, (N + BLOCK_N - 1) // BLOCK_N * DEEP - 1)
-        row, _ = _lines(unit // DEEP, N, BLOCK_N, GATED)
+        row, _ = weight_rows(unit // DEEP, N, BLOCK_N, GATED)
         place = weight + tl.minimum(row, N - 1).to(tl.int64) * K + tl.minimum(unit % DEEP * BLOCK_K, K - BLOCK_K)
         tl.inline_asm_elementwise(asm, "=r,l,r", [place.to(tl.int64), SIZE], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -67,7 +56,7 @@ def _finish(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write sums [BLOCK_N, BLOCK_M] of a block to `out` [M, N], or [M, N // 2] if GATED."""
-    row, inside = _lines(block, N, BLOCK_N, GATED)
+    row, inside = weight_rows(block, N, BLOCK_N, GATED)
     if BIAS:
         sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -95,7 +84,7 @@ def _leave(
 ):  # fmt: skip
     """Write a program's sums of a block to parts float32 [programs of a block, BLOCK_M, N]."""
     low, _ = givers(block, DEEP, UNITS, PROGRAMS)
-    row, inside = _lines(block, N, BLOCK_N, False)
+    row, inside = weight_rows(block, N, BLOCK_N, False)
     line = (program - low) * BLOCK_M + tl.arange(0, BLOCK_M)
     tl.store(parts + line[:, None] * N + row[None, :], tl.trans(sums), mask=inside[None, :])
 
@@ -129,7 +118,7 @@ def stream_kernel(
     token, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     first, final = begin // DEEP, (end - 1) // DEEP
     held_at = (end - 1) % DEEP * (HELD * BLOCK_K) + tl.arange(0, HELD * BLOCK_K)
-    held_row, held_inside = _lines(final, N, BLOCK_N, GATED)
+    held_row, held_inside = weight_rows(final, N, BLOCK_N, GATED)
     held = _tile(weight, held_row, held_inside, held_at, N, K, BLOCK_N, HELD * BLOCK_K)
     if EARLY:
         cuda.gdc_launch_dependents()
@@ -140,7 +129,7 @@ def stream_kernel(
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for part in range(begin * HELD, (end - 1) * HELD):
         block, step = part // (DEEP * HELD), part % (DEEP * HELD)
-        row, inside = _lines(block, N, BLOCK_N, GATED)
+        row, inside = weight_rows(block, N, BLOCK_N, GATED)
         at = step * BLOCK_K + k
         tile = _tile(weight, row, inside, at, N, K, BLOCK_N, BLOCK_K)
         sums = tl.dot(tile, _inputs(x, token, at, M, K), sums, input_precision="ieee")
