@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
 from gapless.model.seam import Model
 from gapless.step.executor import Executor
-from gapless.step.keys import CaptureOrder, Order
+from gapless.step.orders import AnyOrder, CaptureOrder, Order
 from gapless.step.outbox import Outbox
 from gapless.step.program import RowOptions
 from gapless.testing.sim import SimDevice
@@ -34,7 +34,7 @@ class Follower:
         words, rings = leader.buffers.words.numel(), (len(leader.packets.slots), len(leader.outboxes.slots))
         self.executor = Executor(device, self._program, words, *rings, leader.buffers.loads.numel())
         self._release, self.executor.release = self.executor.release, self._keep  # type: ignore[method-assign]
-        self.orders: deque[Order | CaptureOrder] = deque()
+        self.orders: deque[AnyOrder] = deque()
         self._flown: deque[tuple[RingSlot, Any]] = deque()
         self.outboxes: deque[Outbox] = deque()
         """What the leader read, in the order of its steps, and has not been compared yet"""
@@ -75,7 +75,11 @@ class Follower:
                 return False
         elif self._flown:
             return False  # a capture runs its program, which publishes
-        self.executor.obey(self.orders.popleft())
+        self.orders.popleft()
+        if isinstance(order, CaptureOrder):
+            self.executor.capture(order)
+        else:
+            self.executor.obey(order)
         return True
 
     def _keep(self, outbox: RingSlot, home: Any) -> None:
@@ -92,14 +96,21 @@ class Follower:
             self.compared += 1
 
 
-def sender(followers: Iterable[Follower]) -> Callable[[Order | CaptureOrder], None]:
-    """Gives every order to all who are in `followers` by then."""
+class Followers:
+    """Gives every order to all who are in `followers` by then. Implements `Ranks`."""
 
-    def send(order: Order | CaptureOrder) -> None:
-        for follower in followers:
+    def __init__(self, followers: Iterable[Follower]) -> None:
+        self._followers = followers
+
+    def room(self, orders: int) -> int:
+        return orders
+
+    def send(self, order: AnyOrder) -> None:
+        for follower in self._followers:
             follower.orders.append(order)
 
-    return send
+    def captured(self, order: CaptureOrder) -> list[bool]:
+        return [True] * len(order.capture)  # their devices are simulated, and refuse what the leader's refuses
 
 
 def compare_with(loop: Loop, followers: Iterable[Follower]) -> None:

@@ -108,7 +108,7 @@ SERIES = [
         "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are.",
         {"graph": "steps.graph_steps", "miss": "steps.graph_misses", "eager": "steps.eager_steps"}, "how"),
     Series("gapless:declined_launches", COUNTER, "Launches put off.",
-        _each("steps.declined_", "depth", "ring", "capture", "queue"), "cause"),
+        _each("steps.declined_", "depth", "ring", "capture", "queue", "ranks"), "cause"),
     Series("gapless:chained_steps", COUNTER, "Steps enqueued in one visit of the host with the step before.",
         "steps.chained_steps"),
     Series("gapless:captures_refused", COUNTER, "Graphs whose capture failed; their programs run eagerly.",

@@ -127,7 +127,7 @@ def _program(device: Device, model: Model, spec: LoopSpec, extents: Extents) -> 
     cache = model.new_cache(sizes.pages, sizes.page_size, at)
     outbox = OutboxShape(extents.most_rows, sizes.step_tokens, extents.width)
     kernels = spec.kernels or choose(device.caps.kernels)
-    options = RowOptions(sizes.slots, spec.speculation, spec.processors)
+    options = RowOptions(sizes.slots, spec.speculation, spec.processors, spec.group)
     return spec.program(model, tables, cache, kernels, outbox, options)
 
 
@@ -140,7 +140,7 @@ def _launcher(
     packer, lanes = Packer(rows, extents.max_pages, extents.groups), Lanes(rows)
     make = spec.controllers.draft_gate
     gate = make(spec.sizes.rows, drafts.rows, drafts.sizes, drafts.head is None) if drafts else None
-    return Launcher(executor, packer, lanes, shapes, spec.patience, gate, spec.follow)
+    return Launcher(executor, packer, lanes, shapes, spec.patience, gate, spec.ranks)
 
 
 def _shapes(program: StepProgram, caps: Caps, spec: LoopSpec, extents: Extents) -> GraphShapes:
@@ -162,10 +162,10 @@ def _shapes(program: StepProgram, caps: Caps, spec: LoopSpec, extents: Extents) 
 
 
 def _masks(launcher: Launcher, rows: RowTable, spec: LoopSpec) -> Masks | None:
-    """Return the masks, None if the device has no memory in common with the host, or further devices follow."""
+    """Return the masks, None if the device has no memory in common with the host."""
     program, executor = launcher.program, launcher.executor
     shared = not executor.device.caps.own_memory or program.kernels.stores_on_host
-    if not shared or spec.follow is not None or spec.program.width > 1:
+    if not shared or spec.program.width > 1:
         return None
     threads = None if spec.mask_polls is None else mask_threads.start(executor.buffers.mail, spec.mask_polls)
     return Masks(executor.device, executor.buffers.mail, rows, threads)
@@ -186,6 +186,6 @@ def _host_tier(
 
 
 def _transfers(device: Device, program: StepProgram, tier: HostTier, spec: LoopSpec) -> Transfers:
-    assert spec.follow is None, "pages of several devices would have to move together"
+    assert spec.ranks is None, "pages of several devices would have to move together"
     shares = spec.host is not None and spec.host.given > 0
     return Transfers(device, program.cache, tier, program.kernels.copy_pages, shares)

@@ -147,6 +147,8 @@ class Loop:
         elif not (room := self.launcher.ready(self._depth.chain)):
             if self.launcher.executor.crowded:
                 self.counters.declined_queue += 1
+            elif self.launcher.waits_for_ranks:
+                self.counters.declined_ranks += 1
             else:
                 self.counters.declined_ring += 1
         elif plans := self.planner.chain(room):

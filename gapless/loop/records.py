@@ -40,6 +40,8 @@ class StepCounts:
     declined_capture: int = 0
     declined_queue: int = 0
     """Launches declined because eager steps filled the driver's launch queue"""
+    declined_ranks: int = 0
+    """Launches declined because some rank is too far behind to take another order"""
     captures_refused: int = 0
     graph_steps: int = 0
     graph_misses: int = 0

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.base.part import Part
+from gapless.comm.alone import ALONE
+from gapless.comm.seam import Group
 from gapless.kernels.seam import Kernels
 from gapless.offload.host import LATE_NS
 from gapless.offload.waits import LEAST_TOKENS
 from gapless.pace.controllers import CONTROLLERS, Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import MISSES_BEFORE_CAPTURE, MixedSizes
-from gapless.step.launcher import Follow
+from gapless.step.orders import Ranks
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
@@ -77,8 +79,10 @@ class LoopSpec(NamedTuple):
     """Misses of a program before it is captured."""
     program: type[StepProgram] = StepProgram
     """A test's own gives rows several tokens in a step."""
-    follow: Follow | None = None
-    """Takes the packets for the executors of other devices."""
+    ranks: Ranks | None = None
+    """The ranks that follow this one"""
+    group: Group = ALONE
+    """This rank's group"""
     adapters: Adapters | None = None
     speculation: Speculation | None = None
     processors: tuple[Processor, ...] = ()

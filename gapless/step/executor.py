@@ -23,10 +23,11 @@ from gapless.base.errors import DeviceError
 from gapless.base.records import Int32s
 from gapless.device import Device, Fence, Graph, Ring, RingSlot
 from gapless.kernels.layout import HEADER_WORDS, score_words
-from gapless.step.keys import CaptureOrder, ForwardKey, Order, ProgramKey, StepKey
+from gapless.step.keys import ForwardKey, ProgramKey, StepKey
 from gapless.step.lane import Buffers
 from gapless.step.logprobs import LogprobLines, LogprobShape
 from gapless.step.mail import Mail, mail_bytes
+from gapless.step.orders import CaptureOrder, Order
 from gapless.step.outbox import Outbox
 from gapless.step.program import StepProgram
 
@@ -81,7 +82,8 @@ class Executor:
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
         """Packets have `words` words, and up to `fill` before them. At most `slots` packets and `outboxes` outboxes are
         in use at once."""
-        rows, at, vocab = program.outbox.rows, device.torch_device, program.model.vocab_size
+        rows, at = program.outbox.rows, device.torch_device
+        vocab = program.model.vocab_size if program.samples_here else 0  # logits, and the mail of those who sample
         self.device = device
         self.program = program
         counts = [lane.lists for lane in program.lanes]
@@ -95,7 +97,7 @@ class Executor:
         self.host_lines = host = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
         own = host if device.caps.maps_host else torch.zeros_like(host, device=at)
-        records, places, _ = program.tables.masks.shape
+        records, places, _ = program.tables.masks.shape if vocab else (1, 1, 0)
         self.buffers = Buffers(
             sent, sent[layout.packet :], sent[:first], tuple([tuple(islice(lists, count)) for count in counts]),
             logits=torch.zeros(program.samples, vocab, dtype=program.model.dtype, device=at),
@@ -162,9 +164,9 @@ class Executor:
 
     def order(self, key: StepKey) -> Order:
         """Return the order for other executors to run the packed step."""
-        steps = self._resolve(key)
         assert self._packet is not None
-        return Order(key, _words(self._packet)[steps.first : steps.last].tobytes())
+        first, last = self._travels_from(key), self.layout.packet + key.forward.packet.words
+        return Order(key, _words(self._packet)[first:last].tobytes())
 
     def launch(self, key: StepKey, fresh: bool) -> Run:
         """Enqueue one step, from the next packet or from the one that the last step left. Call `ready` first."""
@@ -185,11 +187,8 @@ class Executor:
             self._eager.append(ended)
         return Run(outbox, started, ended, on_host, device.clock())
 
-    def obey(self, order: Order | CaptureOrder) -> None:
-        """Run the leader's order. Call `ready` first. The outbox is released unread."""
-        if isinstance(order, CaptureOrder):
-            self.capture(order)
-            return
+    def obey(self, order: Order) -> Fence:
+        """Run the leader's step, and return its end. Call `ready` first. The outbox is released unread."""
         if order.words is not None:
             steps = self._resolve(order.key)
             assert self._packet is not None
@@ -197,12 +196,13 @@ class Executor:
         with nullcontext() if observe.steps is None else observe.steps.launches(self):
             run = self.launch(order.key, order.words is not None)
         self.release(run.outbox, run.on_host)
+        return run.ended
 
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
             return self._steps
         last, first = self.layout.packet + key.forward.packet.words, self._travels_from(key)
-        keys = key.programs()
+        keys = self.program.own(key)
         eager = any(one not in self.graphs for one in keys if one is not key.load or key.load.loads)
         self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._copied_words(key), eager, {})
         return self._steps
@@ -291,7 +291,7 @@ class Executor:
         program = copy(self.program)
         program.model = program.model.first_layers()  # the others launch the same
         program.head = program.head and program.head.beside(program.model)
-        with ahead():
+        with ahead(), self.program.group.muted():
             for key in keys:
                 program.of(key)(key, self.buffers)
 
@@ -305,7 +305,8 @@ class Executor:
         self._steps = None
         for key in order.drop:
             self.graphs.pop(key, None)
-        return [self._captured(key) for key in order.capture]
+        with self.program.group.muted():
+            return [self._captured(key) for key in order.capture]
 
     def _captured(self, key: ProgramKey) -> bool:
         self.device.run(_make_inert, self.buffers.sent, self.buffers.words, key)

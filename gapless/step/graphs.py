@@ -20,9 +20,10 @@ from gapless.base.progress import Count, announce
 from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import ENDING
 from gapless.step import lanes
-from gapless.step.keys import CaptureOrder, ForwardKey, ProgramKey, SampleKey
+from gapless.step.keys import ForwardKey, ProgramKey, SampleKey
 from gapless.step.lane import LaneSizes
 from gapless.step.listing import LANE_SIZES
+from gapless.step.orders import CaptureOrder
 from gapless.step.packet import PacketShape
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)

@@ -114,20 +114,3 @@ class StepKey(NamedTuple):
         """Return the step's programs, in order."""
         load = () if self.load is None else (self.load,)
         return (*load, self.forward, *self.before, self.sample, *self.after)
-
-
-class Order(NamedTuple):
-    """A step for every executor: its key, and the sent words of the packet.
-
-    Without words the step runs from the packet that the last step left.
-    """
-
-    key: StepKey
-    words: bytes | None
-
-
-class CaptureOrder(NamedTuple):
-    """Graphs to capture, and graphs to drop first. Nothing is in flight on the leader's device."""
-
-    capture: tuple[ProgramKey, ...]
-    drop: tuple[ProgramKey, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.base.records import Request, StepPlan
@@ -11,15 +10,14 @@ from gapless.model.seam import BatchShape
 from gapless.pace.draft_gate import DraftGate
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
-from gapless.step.keys import CaptureOrder, ForwardKey, Order
+from gapless.step.keys import ForwardKey
 from gapless.step.kinds import kinds
 from gapless.step.leader import Decision, Leader
 from gapless.step.listing import Lanes
 from gapless.step.logprobs import LogprobLines
+from gapless.step.orders import CaptureOrder, Order, Ranks
 from gapless.step.outbox import Outbox
 from gapless.step.packet import DecodeRows, Packer
-
-Follow = Callable[[Order | CaptureOrder], None]
 
 
 class Flight(NamedTuple):
@@ -48,17 +46,17 @@ class Launcher:
 
     def __init__(
         self, executor: Executor, packer: Packer, lanes: Lanes, shapes: GraphShapes, patience: int,
-        gate: DraftGate | None = None, follow: Follow | None = None,
+        gate: DraftGate | None = None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
-        """A program is captured after `patience` misses. `gate` decides which steps run drafts, and `follow` takes
-        every order, for the executors of other devices."""
+        """A program is captured after `patience` misses. `gate` decides which steps run drafts, and `ranks` get
+        every order."""
         self._device, self.program = executor.device, executor.program
         self._queues = executor.device.caps.launch_queue > 0
         self.executor = executor
         self.graphs = StepGraphs(shapes, self._capture, patience)
         self.gate = gate
         self.leader = Leader(packer, lanes, self.graphs, gate)
-        self._follow = follow
+        self.ranks = ranks
         self._last: Decision | None = None
 
     def compile(self) -> None:
@@ -75,8 +73,16 @@ class Launcher:
         if self.executor.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at once.
-        alone = self._queues and self._last is not None and not self._last.captured
-        return self.executor.ready(1 if alone else most)
+        if self._queues and self._last is not None and not self._last.captured:
+            most = 1
+        if self.ranks is not None and not (most := self.ranks.room(most)):
+            return 0
+        return self.executor.ready(most)
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Return whether some rank has no room for another order."""
+        return self.ranks is not None and not self.ranks.room(1)
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         """Enqueue one step. Call `ready` first. `requests` belong to the plan's admissions, in order."""
@@ -89,8 +95,8 @@ class Launcher:
             executor.lists(decision.lists)
         if decision.fill is not None:
             executor.fill(decision.fill.words)
-        if self._follow is not None:
-            self._follow(executor.order(decision.key))
+        if self.ranks is not None:
+            self.ranks.send(executor.order(decision.key))
         return self.enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
@@ -102,8 +108,8 @@ class Launcher:
         assert decision is not None and not (plan.chunks or plan.admissions or plan.pages)
         if decision.missed:
             self.graphs.find(decision.wanted)  # one more miss
-        if self._follow is not None:
-            self._follow(Order(decision.key, None))
+        if self.ranks is not None:
+            self.ranks.send(Order(decision.key, None))
         return self.enqueue(plan, decision, False)
 
     def read(self, flight: Flight) -> Outbox:
@@ -127,7 +133,16 @@ class Launcher:
         return Flight(plan, outbox, started, ended, on_host, decoded, packed_at, launched_at, decision)
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
-        if self._follow is not None:
-            self._follow(order)
+        """Return which programs every rank has captured; the others run eagerly everywhere."""
         self.leader.forget()
-        return self.executor.capture(order)
+        if self.ranks is None:
+            return self.executor.capture(order)
+        self.ranks.send(order)
+        made = self.executor.capture(order)
+        everywhere = [all(pair) for pair in zip(made, self.ranks.captured(order), strict=True)]
+        apart = tuple(key for key, kept in zip(order.capture, everywhere, strict=True) if not kept)
+        if apart:
+            drop = CaptureOrder((), apart)
+            self.ranks.send(drop)
+            self.executor.capture(drop)
+        return everywhere

@@ -16,9 +16,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
-from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
+from gapless.comm.alone import ALONE
+from gapless.comm.seam import Group
+from gapless.kernels.layout import CUT_VALUE, GENERATION, HEADER_WORDS, LENGTH, PACKET_SLOT, PAGE_WORDS
 from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
@@ -34,21 +37,25 @@ from gapless.step.inputs import (
     split_groups,
     with_adapters,
 )
-from gapless.step.keys import ForwardKey, LaneKey, LoadKey, ProgramKey, SampleKey
+from gapless.step.keys import ForwardKey, LaneKey, LoadKey, ProgramKey, SampleKey, StepKey
 from gapless.step.lane import Buffers
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
 from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
+TOLD = CUT_VALUE
+"""[words] First words of a row's state, which ranks are told; the others are for sampling"""
+
 
 class RowOptions(NamedTuple):
-    """Possible wishes of an engine's rows."""
+    """Possible wishes of an engine's rows, and the ranks that compute them."""
 
     slots: int = 0
     """Most rows with adjusted logits"""
     speculation: Speculation | None = None
     processors: tuple[Processor, ...] = ()
+    group: Group = ALONE
 
 
 class StepProgram:
@@ -56,12 +63,14 @@ class StepProgram:
 
     least, width = 1, 1
     """Fewest and most tokens of a live row in a step."""
+    samples_here = True
+    """Whether this rank draws the tokens"""
 
     def __init__(
         self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape,
         options: RowOptions | None = None,
     ) -> None:  # fmt: skip
-        slots, speculation, self.processors = options or RowOptions()
+        slots, speculation, self.processors, self.group = options or RowOptions()
         self.lanes = lanes.LANES
         self.width = outbox.width
         self.drafter = speculation.drafter if speculation else None
@@ -76,6 +85,10 @@ class StepProgram:
         self.kernels = kernels
         self.outbox = outbox
         self.model = model
+
+    def own(self, key: StepKey) -> tuple[ProgramKey, ...]:
+        """Return the programs of a step that this rank runs, in order."""
+        return key.programs()
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
         """Return the program of a key, called with the key and the buffers."""
@@ -95,19 +108,24 @@ class StepProgram:
         words = at.loads[at.loads.shape[0] - key.words :]
         for row, slots, past in key.loads:
             for name, slot, wishes in slots:
-                lane = next(lane for lane in self.lanes if lane.name == name)
-                lane.fill(self, row, slot, words[:wishes])
+                self.fill(name, row, slot, words[:wishes])
                 words = words[wishes:]
             self.tables.history[row, :past].copy_(words[:past])
             words = words[past:]
         if key.pages:
             apply_pages(words.view(-1, PAGE_WORDS), self.tables)
 
+    def fill(self, name: str, row: int, slot: int, wishes: Tensor) -> None:
+        """Fill the slot that a new row leases from the lane of this name."""
+        next(lane for lane in self.lanes if lane.name == name).fill(self, row, slot, wishes)
+
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
         if self.head is not None and key.batch.places > 1:
             rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows - key.packet.chunks]
             self.head.ask(rows, self.tables, key.batch.places - 1)
+        if self.group.share.world > 1:
+            self.tell(at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows].long())
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)
@@ -117,6 +135,18 @@ class StepProgram:
         self.model.write_logits(last, at.logits[: key.samples * key.batch.places])
         if key.packet.prompts:
             self._score_prompts(key, at, batch, hidden)
+
+    def tell(self, rows: Tensor) -> None:
+        """Tell the other ranks what the last step made of these rows: it was decided here alone."""
+        state, places = self._told(rows)
+        told = self.tables.history[rows[:, None], places]
+        self.group.tell(torch.cat((state, told), dim=1))
+
+    def _told(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the words of the rows' state that a forward reads, int32 [B, TOLD], and the places of their newest
+        tokens and drafts in their history, int64 [B, 2W - 1]."""
+        state = self.tables.state[:, :TOLD].index_select(0, rows)
+        return state, newest(state[:, LENGTH], self.width, self.tables.history.shape[1])
 
     def run(self, inputs: StepInputs, plan: Any) -> Tensor:
         """Return the model's hidden states; a head drafts first, and verifies."""
@@ -163,5 +193,15 @@ class StepProgram:
         for piece in pieces(places.shape[0], at.logits.shape[1]):
             index, row, target = places[piece].unbind(1)
             who = Scored(batch.inputs.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
-            found.append(lines(self.model.logits(hidden.index_select(0, index)).float(), who, key.width))
-        publish(found, at.scores, at.words[PACKET_SLOT : PACKET_SLOT + 1].long(), self.outbox.prompts)
+            logits = self.model.logits(hidden.index_select(0, index))
+            if self.samples_here:
+                found.append(lines(logits.float(), who, key.width))
+        if found:
+            publish(found, at.scores, at.words[PACKET_SLOT : PACKET_SLOT + 1].long(), self.outbox.prompts)
+
+
+def newest(length: Tensor, width: int, most: int) -> Tensor:
+    """Return the places of the last `width` tokens and the next `width` - 1 drafts in histories of `most` places, by
+    the rows' lengths [B]: int64 [B, 2 * width - 1]."""
+    first = (length.long() - width).clamp(0, most - 2 * width + 1)
+    return first[:, None] + torch.arange(2 * width - 1, device=length.device)

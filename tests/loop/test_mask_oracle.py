@@ -74,14 +74,6 @@ def test_a_mask_that_leaves_no_token_ends_its_request_and_says_so(depth, threads
     assert (key, str(error)) == (0, "structured_outputs: the grammar allows no token")
 
 
-def test_a_matcher_is_refused_where_several_devices_take_part():
-    shape = sizes(0)._replace(rows=3, pages=60, slots=3)
-    loop = loop_of(SimDevice(1), Varied(VOCAB, 48), shape, 2, follow=lambda order: None)
-    with pytest.raises(RequestError, match="structured_outputs"):
-        loop.submit(asking(0, Automaton(1, VOCAB)).request)
-    assert not loop.has_work()
-
-
 def test_threads_end_with_their_engine_and_an_end_token_beyond_the_vocabulary_writes_nothing():
     shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
     device = CpuDevice(threads=1)

@@ -22,9 +22,9 @@ from gapless.plan.decode import DecodeSet
 from gapless.plan.pages import RowPages
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
-from gapless.step.keys import Order
 from gapless.step.lanes.score import ScoreKey
 from gapless.step.listing import Lanes
+from gapless.step.orders import Order
 
 # Two doors of a prefix: what a step may read, and what a transfer may read.
 

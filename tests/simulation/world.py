@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from adapted_checksum import NUMBERS, Tables, WithAdapters, contents_of, digest_of, shift_of
-from followers import Follower, compare_with, sender
+from followers import Follower, Followers, compare_with
 from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
@@ -502,7 +502,7 @@ class World:
             speculation=self._speculation(),
             # Never `mixed`: captured steps with chunks need `begin_mixed`, which plain kernels lack, and a model that
             # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
-            follow=sender(self.followers) if scenario.followers else None,
+            ranks=Followers(self.followers) if scenario.followers else None,
             adapters=adapters,
             host=self.host_sizes(),
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from followers import Follower, compare_with, sender
+from followers import Follower, Followers, compare_with
 from harness import VOCAB, Job, capture_all, checksum_loop, run, script, sizes
 from sharpest import sharpest
 from step_harness import request
@@ -20,7 +20,7 @@ from gapless.testing.sim import SimDevice
 def led(seed, depth, chain=None, jobs=None, **options):
     """A run of the jobs, or of a script, that two followers have obeyed, and the jobs."""
     shape, followers = sizes(seed), []
-    loop = checksum_loop(SimDevice(seed), shape, depth, chain=chain, follow=sender(followers), **options)
+    loop = checksum_loop(SimDevice(seed), shape, depth, chain=chain, ranks=Followers(followers), **options)
     for number in range(2):
         pace = 100 * seed + number
         followers.append(Follower(loop, SimDevice(pace), ChecksumModel(VOCAB, shape.max_len), random.Random(pace)))

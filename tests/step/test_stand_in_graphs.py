@@ -6,15 +6,15 @@ import random
 
 import pytest
 import torch
-from followers import Follower, compare_with, sender
+from followers import Follower, Followers, compare_with
 from grouped_model import GroupedModel
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
 from sharpest import sharpest
 
 from gapless.step import graphs
-from gapless.step.keys import CaptureOrder
 from gapless.step.lanes.cut import CutKey
 from gapless.step.lanes.score import ScoreKey
+from gapless.step.orders import CaptureOrder
 from gapless.testing.sim import SimDevice
 
 ASKING = (
@@ -106,8 +106,9 @@ def test_pages_of_two_groups_are_written():
 def test_a_follower_runs_them_too(model, depth, monkeypatch):
     """It captures what was wished for, drops what the leader drops, and holds what the leader holds."""
     device, other, followers, orders = SimDevice(depth), SimDevice(50 + depth), [], []
-    send = sender(followers)
-    options = {"buckets": (2, 5), "patience": 1, "follow": lambda order: (send(order), orders.append(order))}
+    ranks = Followers(followers)
+    send, ranks.send = ranks.send, lambda order: (send(order), orders.append(order))
+    options = {"buckets": (2, 5), "patience": 1, "ranks": ranks}
     loop = engine(device, model, depth, **options)
     follower = Follower(loop, other, model, random.Random(depth))
     followers.append(follower)

@@ -1,0 +1,68 @@
+"""A rank that follows: it obeys its leader's orders, computes its share of every forward, and decides nothing.
+
+It has no sampler, no lane, no drafter and no reader of its outbox. What depends on time is decided by the leader alone,
+who tells each row's new state on the device, at the start of the next forward that the row is in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gapless.device import Fence
+from gapless.kernels.layout import LENGTH
+from gapless.step.executor import Executor
+from gapless.step.keys import ProgramKey, StepKey
+from gapless.step.orders import AnyOrder, CaptureOrder
+from gapless.step.program import TOLD, StepProgram, newest
+
+
+class FollowerProgram(StepProgram):
+    """The programs of a step that a following rank runs: its loads, and its share of the forward."""
+
+    samples_here = False
+
+    def own(self, key: StepKey) -> tuple[ProgramKey, ...]:
+        return (key.forward,) if key.load is None else (key.load, key.forward)
+
+    def fill(self, name: str, row: int, slot: int, wishes: Tensor) -> None:
+        """Lanes are the leader's."""
+
+    def tell(self, rows: Tensor) -> None:
+        """Hear what the leader made of these rows, and write it to the tables."""
+        state, places = self._told(rows)
+        tables = self.tables
+        told = self.group.tell(torch.cat((state, tables.history[rows[:, None], places]), dim=1))
+        tables.state[:, :TOLD].index_copy_(0, rows, told[:, :TOLD])
+        places = newest(told[:, LENGTH], self.width, tables.history.shape[1])
+        tables.history.index_put_((rows[:, None], places), told[:, TOLD:])
+
+
+class Follower:
+    """Obeys orders with an executor, as fast as they come and its device takes them."""
+
+    def __init__(self, executor: Executor, captured: Callable[[list[bool]], None]) -> None:
+        """`captured` is given which graphs of a CaptureOrder this rank has made."""
+        self.executor = executor
+        self._captured = captured
+        self._flown: deque[Fence] = deque()
+        """Ends of the last steps, the oldest first"""
+
+    def obey(self, order: AnyOrder) -> None:
+        """Enqueue what the order says; waits for older steps while the rings are full. Raises DeviceError."""
+        if isinstance(order, CaptureOrder):
+            self._drain()
+            self._captured(self.executor.capture(order))
+            return
+        while not self.executor.ready():
+            self._flown.popleft().wait()
+        self._flown.append(self.executor.obey(order))
+        while len(self._flown) > 1 and self._flown[0].done():
+            self._flown.popleft()
+
+    def _drain(self) -> None:
+        while self._flown:
+            self._flown.popleft().wait()
