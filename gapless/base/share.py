@@ -26,5 +26,5 @@ class Share(NamedTuple):
         return self._replace(rank=rank)
 
 
-WHOLE = Share()
+WHOLE_SHARE = Share()
 """The share of an engine's only rank"""

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from gapless.base.share import WHOLE
+from gapless.base.share import WHOLE_SHARE
 
 
 class Alone:
     """Implements `Group` for one rank: nothing is added, and nothing waits."""
 
-    share = WHOLE
+    share = WHOLE_SHARE
 
     def add(self, y: Tensor) -> Tensor:
         return y
@@ -35,4 +35,4 @@ class Alone:
         pass
 
 
-ALONE = Alone()
+ONE_RANK = Alone()

@@ -1,7 +1,7 @@
 """The seam of groups: the operations that ranks do together, inside the programs of a step.
 
 All ranks call the same operations in the same order with the same shapes, from programs of their compute streams. An
-operation ends when every rank's part has come. Sums are in the order of ranks, so all ranks get equal bits.
+operation ends once it has every rank's part. Sums are in the order of ranks, so all ranks get equal bits.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SHOWN_CHARS = 40
 TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
 
 
-class Share(NamedTuple):
+class RightShare(NamedTuple):
     """`right` of `n`. A share of 0 or 1 has a standard error of 0: believe the interval."""
 
     right: int
@@ -78,12 +78,12 @@ class EvalResult:
         self.cut = sum(row["finish_reason"] == "length" for row in self.records)
         self.total = self.share(self.match)
 
-    def share(self, match: str, category: str | None = None) -> Share:
+    def share(self, match: str, category: str | None = None) -> RightShare:
         """Count who is right by a rule, in one category or in all."""
         chosen = [is_right(row[match], row["gold"]) for row in self.records if category in (None, row["category"])]
-        return Share(sum(chosen), len(chosen))
+        return RightShare(sum(chosen), len(chosen))
 
-    def rows(self) -> list[tuple[str, Share, Share]]:
+    def rows(self) -> list[tuple[str, RightShare, RightShare]]:
         """(category, by the deciding rule, by the other), sorted by name, the whole last."""
         names = sorted({row["category"] for row in self.records})
         rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
@@ -134,7 +134,7 @@ class EvalResult:
         return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": self.records}
 
 
-def _line(name: str, width: int, share: Share, beside: Share) -> str:
+def _line(name: str, width: int, share: RightShare, beside: RightShare) -> str:
     low, high = share.interval
     interval = f"{100 * low:.1f} .. {100 * high:.1f}"
     numbers = f"{100 * share.accuracy:>8.2f}%  {100 * share.stderr:>6.2f}%  {interval:>15}"
@@ -207,7 +207,7 @@ class Comparison:
     def lines(self, a: str, b: str) -> Iterator[str]:
         delta, error = self.difference
         for name, file, more in (("A", a, self.lost), ("B", b, self.gained)):
-            share = Share(self.both_right + more, self.n)
+            share = RightShare(self.both_right + more, self.n)
             yield f"{name}: {file}: {100 * share.accuracy:.2f} % ± {100 * share.stderr:.2f}"
         yield (
             f"{self.n} questions in both: {self.both_right} right in both, {self.both_wrong} wrong in both, "

@@ -145,12 +145,7 @@ class Loop:
         elif self.launcher.graphs.due:
             self.counters.declined_capture += 1
         elif not (room := self.launcher.ready(self._depth.chain)):
-            if self.launcher.executor.crowded:
-                self.counters.declined_queue += 1
-            elif self.launcher.waits_for_ranks:
-                self.counters.declined_ranks += 1
-            else:
-                self.counters.declined_ring += 1
+            self.counters.decline(self.launcher.lacks)
         elif plans := self.planner.chain(room):
             self.log.planned()
             return plans

@@ -54,6 +54,11 @@ class StepCounts:
     over_itl_chunk: int = 0
     over_itl_late: int = 0
 
+    def decline(self, cause: str) -> None:
+        """Count a launch that was put off."""
+        name = f"declined_{cause}"
+        setattr(self, name, getattr(self, name) + 1)
+
     @property
     def eager_steps(self) -> int:
         return self.steps - self.graph_steps - self.graph_misses

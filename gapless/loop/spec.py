@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gapless.base.part import Part
-from gapless.comm.alone import ALONE
+from gapless.comm.alone import ONE_RANK
 from gapless.comm.seam import Group
 from gapless.kernels.seam import Kernels
 from gapless.offload.host import LATE_NS
@@ -81,7 +81,7 @@ class LoopSpec(NamedTuple):
     """A test's own gives rows several tokens in a step."""
     ranks: Ranks | None = None
     """The ranks that follow this one"""
-    group: Group = ALONE
+    group: Group = ONE_RANK
     """This rank's group"""
     adapters: Adapters | None = None
     speculation: Speculation | None = None

@@ -83,7 +83,7 @@ class Executor:
         """Packets have `words` words, and up to `fill` before them. At most `slots` packets and `outboxes` outboxes are
         in use at once."""
         rows, at = program.outbox.rows, device.torch_device
-        vocab = program.model.vocab_size if program.samples_here else 0  # logits, and the mail of those who sample
+        vocab = program.model.vocab_size if program.samples_here else 0  # logits, and mail: for sampling
         self.device = device
         self.program = program
         counts = [lane.lists for lane in program.lanes]

@@ -17,7 +17,7 @@ from gapless.kernels.layout import LENGTH
 from gapless.step.executor import Executor
 from gapless.step.keys import ProgramKey, StepKey
 from gapless.step.orders import AnyOrder, CaptureOrder
-from gapless.step.program import TOLD, StepProgram, newest
+from gapless.step.program import NEWS, StepProgram, newest
 
 
 class FollowerProgram(StepProgram):
@@ -33,12 +33,12 @@ class FollowerProgram(StepProgram):
 
     def tell(self, rows: Tensor) -> None:
         """Hear what the leader made of these rows, and write it to the tables."""
-        state, places = self._told(rows)
+        state, places = self._news(rows)
         tables = self.tables
-        told = self.group.tell(torch.cat((state, tables.history[rows[:, None], places]), dim=1))
-        tables.state[:, :TOLD].index_copy_(0, rows, told[:, :TOLD])
-        places = newest(told[:, LENGTH], self.width, tables.history.shape[1])
-        tables.history.index_put_((rows[:, None], places), told[:, TOLD:])
+        news = self.group.tell(torch.cat((state, tables.history[rows[:, None], places]), dim=1))
+        tables.state[:, :NEWS].index_copy_(0, rows, news[:, :NEWS])
+        places = newest(news[:, LENGTH], self.width, tables.history.shape[1])
+        tables.history.index_put_((rows[:, None], places), news[:, NEWS:])
 
 
 class Follower:
@@ -52,7 +52,7 @@ class Follower:
         """Ends of the last steps, the oldest first"""
 
     def obey(self, order: AnyOrder) -> None:
-        """Enqueue what the order says; waits for older steps while the rings are full. Raises DeviceError."""
+        """Enqueue the order; waits for older steps while the rings are full. Raises DeviceError."""
         if isinstance(order, CaptureOrder):
             self._drain()
             self._captured(self.executor.capture(order))

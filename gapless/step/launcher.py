@@ -80,9 +80,11 @@ class Launcher:
         return self.executor.ready(most)
 
     @property
-    def waits_for_ranks(self) -> bool:
-        """Return whether some rank has no room for another order."""
-        return self.ranks is not None and not self.ranks.room(1)
+    def lacks(self) -> str:
+        """Return the cause for which `ready` found no room."""
+        if self.executor.crowded:
+            return "queue"
+        return "ranks" if self.ranks is not None and not self.ranks.room(1) else "ring"
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         """Enqueue one step. Call `ready` first. `requests` belong to the plan's admissions, in order."""

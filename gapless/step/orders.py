@@ -48,7 +48,7 @@ class Ranks(Protocol):
     """The ranks that follow, as their leader sees them."""
 
     def room(self, orders: int) -> int:
-        """Return how many of so many orders there is room for now. Never waits."""
+        """Return how many of these there is room for now. Never waits."""
         ...
 
     def send(self, order: AnyOrder) -> None:
@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
         name = type(value).__name__ if hasattr(value, "_fields") else ""
         assert not name or name in _RECORDS, f"{name} is no record that travels"
         return [name, *map(_plain, value)]
-    assert value is None or isinstance(value, int), f"{value!r} is no number"
+    assert value is None or isinstance(value, int | str), f"{value!r} is neither a number nor a name"
     return value
 
 

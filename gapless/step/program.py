@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gapless.comm.alone import ALONE
+from gapless.comm.alone import ONE_RANK
 from gapless.comm.seam import Group
 from gapless.kernels.layout import CUT_VALUE, GENERATION, HEADER_WORDS, LENGTH, PACKET_SLOT, PAGE_WORDS
 from gapless.kernels.scores import Scored, lines, pieces, publish
@@ -44,8 +44,8 @@ from gapless.step.packet import Packet, prompts_to_score
 from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
-TOLD = CUT_VALUE
-"""[words] First words of a row's state, which ranks are told; the others are for sampling"""
+NEWS = CUT_VALUE
+"""[words] First words of a row's state, which ranks are news; the others are for sampling"""
 
 
 class RowOptions(NamedTuple):
@@ -55,7 +55,7 @@ class RowOptions(NamedTuple):
     """Most rows with adjusted logits"""
     speculation: Speculation | None = None
     processors: tuple[Processor, ...] = ()
-    group: Group = ALONE
+    group: Group = ONE_RANK
 
 
 class StepProgram:
@@ -138,14 +138,14 @@ class StepProgram:
 
     def tell(self, rows: Tensor) -> None:
         """Tell the other ranks what the last step made of these rows: it was decided here alone."""
-        state, places = self._told(rows)
-        told = self.tables.history[rows[:, None], places]
-        self.group.tell(torch.cat((state, told), dim=1))
+        state, places = self._news(rows)
+        news = self.tables.history[rows[:, None], places]
+        self.group.tell(torch.cat((state, news), dim=1))
 
-    def _told(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the words of the rows' state that a forward reads, int32 [B, TOLD], and the places of their newest
+    def _news(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the words of the rows' state that a forward reads, int32 [B, NEWS], and the places of their newest
         tokens and drafts in their history, int64 [B, 2W - 1]."""
-        state = self.tables.state[:, :TOLD].index_select(0, rows)
+        state = self.tables.state[:, :NEWS].index_select(0, rows)
         return state, newest(state[:, LENGTH], self.width, self.tables.history.shape[1])
 
     def run(self, inputs: StepInputs, plan: Any) -> Tensor:
