@@ -81,7 +81,7 @@ class Launcher:
 
     @property
     def lacks(self) -> str:
-        """Return the cause for which `ready` found no room."""
+        """Return why `ready` found no room: queue, ranks or ring."""
         if self.executor.crowded:
             return "queue"
         return "ranks" if self.ranks is not None and not self.ranks.room(1) else "ring"
