@@ -285,7 +285,10 @@ def test_three_ranks_compute_the_logits_of_one_when_they_repeat_keys_or_have_one
 
 def test_ranks_measure_the_scales_of_keys_and_values_that_one_rank_measures(tmp_path):
     """Each has other heads; equal scales make equal names of pages, and numbers of one rank."""
-    reference("qwen3-mha").save_pretrained(tmp_path)
+    model = reference("qwen3-mha")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[-16:] *= 64  # the last head, of the last rank
+    model.save_pretrained(tmp_path)
     config = EngineConfig(model=str(tmp_path), max_model_len=80, kv_cache_dtype="fp8")
 
     def scales(group=ONE_RANK):
