@@ -89,7 +89,9 @@ class RankProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process, and wait for that."""
+        """End the process, and wait for that. May be called twice."""
+        if self.stderr.closed:
+            return
         with contextlib.suppress(OSError):
             self._life.close()
         try:

@@ -63,7 +63,7 @@ def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: Load
     made = build.outcomes.get(native.NAME)
     return Facts(
         f"{gapless.__version__} {_digest_of_package()}",
-        torch.__version__,
+        str(torch.__version__),
         f"{device.kind} {name}",
         f"{kernels.name} {made.flags if made else ''}".strip(),
         str(model.dtype).removeprefix("torch."),
