@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import select
 import socket
 import threading
@@ -19,6 +20,7 @@ from gapless.engine import checkers, share
 from gapless.engine import messages as m
 from gapless.engine import rank_messages as rm
 from gapless.engine.on_device import on_device
+from gapless.engine.rank_process import SHARED
 from gapless.engine.sizing import could_hold
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
@@ -41,12 +43,17 @@ BEAT_SECONDS = 0.1
 T = TypeVar("T")
 
 
-def follow(rank: int, world: int, number: int, memory: int) -> bool:
+def follow(rank: int, world: int, number: int) -> bool:
     """Load, and obey until the leader stops the ranks; False after a failure, which the leader hears of."""
     progress.show = lambda phase: None  # the leader's start has the same parts
-    wire = Wire(socket.socket(fileno=number))
+    os.set_inheritable(number, False)
+    leader = socket.socket(fileno=number)
+    shared, memory, _, _ = socket.recv_fds(leader, len(SHARED), 1)
+    if shared != SHARED:
+        return False  # the leader has ended
+    wire = Wire(leader)
     try:
-        commons = Commons.attach(memory, Share(rank, world))
+        commons = Commons.attach(memory[0], Share(rank, world))
         threading.Thread(target=_beat, args=(commons,), name="beat", daemon=True).start()
         FollowingRank(wire, commons).run()
     except Exception as error:

@@ -1,4 +1,7 @@
-"""The process of a following rank, seen by its leader: a socket for messages, its stderr for our log."""
+"""The process of a following rank, seen by its leader: a socket for messages, its stderr for our log.
+
+Imports no torch, so that the processes of an engine import it at the same time.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, UserError
 from gapless.engine import messages as m
-from gapless.engine import rank_messages as rm
 from gapless.engine.child import child_environment, exit_text
 from gapless.engine.wire import Wire
 
@@ -20,28 +21,30 @@ FOLLOWER = "gapless.engine.follower"
 """Module of a following rank's process"""
 END_SECONDS = 1.0
 """[s] Time between the end of a process's socket and its own; and the time in which it ends by itself"""
+SHARED = b"m"
+"""Byte that travels with the file of the ranks' memory"""
 _TAIL_BYTES = 4_096
 
 
 class RankProcess:
     """Starts one following rank, and reads what it says. The process ends with its parent."""
 
-    def __init__(self, rank: int, world: int, memory: int) -> None:
+    def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
         self.died: GaplessError | None = None
         """Its last words"""
         self._tail = b""
         self._line = b""
-        ours, theirs = socket.socketpair()
-        self.wire = Wire(ours)
+        self._socket, theirs = socket.socketpair()
+        self.wire = Wire(self._socket)
         with theirs:
-            numbers = map(str, (rank, world, theirs.fileno(), memory))
+            numbers = map(str, (rank, world, theirs.fileno()))
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", FOLLOWER, *numbers],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(theirs.fileno(),),
                 env=child_environment(),
             )
         assert self._process.stdin is not None and self._process.stderr is not None
@@ -52,12 +55,13 @@ class RankProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: rm.ToRank) -> None:
-        self.wire.send(m.encode([message]))
+    def share(self, memory: int) -> None:
+        """Give it this file, before any message."""
+        with contextlib.suppress(OSError):  # it is dead: its last words come
+            socket.send_fds(self._socket, [SHARED], [memory])
 
-    def receive(self) -> Sequence[Any]:
-        """Return its new messages. Raises ValueError for bytes that are none."""
-        return [message for frame in self.wire.receive() for message in rm.decode_from_rank(frame)]
+    def send(self, message: m.Message) -> None:
+        self.wire.send(m.encode([message]))
 
     def read_log(self) -> bool:
         """Copy new lines of its stderr to ours; False at its end."""
@@ -71,8 +75,9 @@ class RankProcess:
             return True
         return False
 
-    def take_words(self, words: rm.Failed) -> None:
-        error = m.revive(words.kind, f"rank {self.rank}: {words.text}")
+    def take_words(self, kind: str, text: str) -> None:
+        """Note an error that ends it."""
+        error = m.revive(kind, f"rank {self.rank}: {text}")
         self.died = error if isinstance(error, UserError) else EngineDeadError(str(error))
 
     def ended(self) -> GaplessError:
@@ -102,3 +107,9 @@ class RankProcess:
         self.read_log()
         self.stderr.close()
         self.wire.close()
+
+
+def start_ranks(config: EngineConfig) -> list[RankProcess]:
+    """Start the processes of the ranks that follow."""
+    world = config.tensor_parallel_size
+    return [RankProcess(rank, world) for rank in range(1, world)]

@@ -27,9 +27,9 @@ from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
 log = logging.getLogger("gapless.engine.ranks")
 
 LOOK_SECONDS = 0.1
-SILENT_LOOKS = 20
-"""A rank that gave no sign of life between so many looks is stopped or wedged. Looks, not time: the whole machine may
-have slept."""
+SILENT_LOOKS, SILENT_START_LOOKS = 18, 100
+"""A rank that gives no sign of life between this many looks is stopped or wedged; at its start, imports may block it.
+Looks, not time: the whole machine may have slept."""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
 FURTHER_BYTES, ROW_BYTES = 64, 160
@@ -44,28 +44,29 @@ class FollowingRanks:
     A thread of its own reads their messages and logs, and watches their lives.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the processes. Raises ConfigError where there is no shared memory or no C++."""
-        self.world = config.tensor_parallel_size
-        self._commons = Commons.create(self.world)
+    def __init__(self, processes: Sequence[RankProcess]) -> None:
+        """Raises ConfigError where there is no shared memory or no C++."""
+        self._processes = processes
+        self.world = 1 + len(processes)
+        try:
+            self._commons = Commons.create(self.world)
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
         self.group: Group = self._commons.group
         self.failure: GaplessError | None = None
         self._news = threading.Condition()
         self._messages: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._device: Device | None = None
         self._wake: Callable[[], None] | None = None
-        self._wants_steps: Callable[[], bool] = lambda: False
+        self._wants_steps: Callable[[], bool] | None = None
         self._awaits = self._stopped = False
         self._writer, self._most, self._sent = OrderWriter(), MOST_FRAME, 0
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
-        self._processes: list[RankProcess] = []
         self._watcher = threading.Thread(target=self._watch, name="gapless-ranks", daemon=True)
-        try:
-            for rank in range(1, self.world):
-                self._processes.append(RankProcess(rank, self.world, self._commons.fd))
-        except BaseException:
-            self.close()
-            raise
+        for process in processes:
+            process.share(self._commons.fd)
         self._watcher.start()
 
     @property
@@ -180,7 +181,7 @@ class FollowingRanks:
         if self.failure is not None:
             if device is not None:
                 device.fail(self.failure)
-            raise self.failure
+            raise self.failure from None
 
     def stop(self) -> None:
         """End all waits for other ranks."""
@@ -192,8 +193,7 @@ class FollowingRanks:
     def close(self) -> None:
         """End the processes, and wait for that."""
         self.stop()
-        if self._watcher.ident is not None and self._watcher is not threading.current_thread():
-            self._watcher.join()
+        self._watcher.join()
         for process in self._processes:
             process.close()
         self._commons.close()
@@ -253,13 +253,13 @@ class FollowingRanks:
     def _hear(self, process: RankProcess) -> bool:
         """Take a rank's messages; False once it has hung up."""
         try:
-            messages = process.receive()
+            messages = [message for frame in process.wire.receive() for message in rm.decode_from_rank(frame)]
         except ValueError as error:
             self.fail(EngineDeadError(f"rank {process.rank} broke the protocol: {error}"))
             return False
         for message in messages:
             if isinstance(message, rm.Failed):
-                process.take_words(message)
+                process.take_words(message.kind, message.text)
             else:
                 with self._news:
                     self._messages[process.rank].append(message)
@@ -270,13 +270,14 @@ class FollowingRanks:
 
     def _look(self, pulses: dict[int, tuple[int, int]]) -> None:
         """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
+        most = SILENT_START_LOOKS if self._wants_steps is None else SILENT_LOOKS
+        works = self._awaits or (self._wants_steps is not None and self._wants_steps())
         for rank, (last, looks) in pulses.items():
             pulse = self._commons.board.line(rank).pulse
-            silent = pulse and pulse == last and (self._awaits or self._wants_steps())
-            looks = looks + 1 if silent else 0
+            looks = looks + 1 if works and pulse and pulse == last else 0
             pulses[rank] = (pulse, looks)
-            if looks > SILENT_LOOKS:
-                seconds = SILENT_LOOKS * LOOK_SECONDS
+            if looks >= most:
+                seconds = looks * LOOK_SECONDS
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
                 )

@@ -22,6 +22,7 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.rank_messages import StepPlan
+from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
 from gapless.engine.share import check_sum, choose_kernels, facts_of, open_rank_device
@@ -90,16 +91,19 @@ def build_core(
     device: Device | None = None,
     spent: Sequence[tuple[str, float]] = (),
     parts: Sequence[Part] = (),
+    processes: Sequence[RankProcess] = (),
 ) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop.
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes` are
+    those of the other ranks, if they are started.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    ranks = FollowingRanks(config) if config.tensor_parallel_size > 1 else None
+    processes = processes or start_ranks(config)
+    ranks = FollowingRanks(processes) if processes else None
     try:
         return _build(config, device, list(spent), parts, ranks)
     except BaseException as error:
