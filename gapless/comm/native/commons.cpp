@@ -20,7 +20,7 @@ namespace gapless {
 namespace {
 
 constexpr uint64_t kMagic = 0x3153454c50414701;  // changes with the layout
-constexpr int kLooks = 200;
+constexpr int kLooks = 50;
 // A waiting program yields this long before it sleeps: to be woken takes longer than most waits. A reader of orders
 // shares its core with its rank's own programs, so it sleeps sooner.
 constexpr int64_t kYieldNs = 2'000'000, kReaderYieldNs = 30'000;
