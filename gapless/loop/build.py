@@ -19,7 +19,7 @@ from gapless.loop.masks import Masks
 from gapless.loop.parts import LoopParts
 from gapless.loop.requests import Unserved
 from gapless.loop.spec import LoopSpec
-from gapless.loop.steplog import StepLog
+from gapless.loop.steplog import Beside, RankWaits, StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -105,7 +105,8 @@ def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     adapters = AdapterLoader(device, spec.adapters, rows, ledger) if spec.adapters else None
     transfers = _transfers(device, launcher.program, tier, spec) if tier else None
     masks = _masks(launcher, rows, spec)
-    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    beside = Beside(waits=RankWaits(spec.ranks.waited) if spec.ranks is not None else None)
+    log = StepLog(device.clock, beside._replace(copies=transfers.stretches) if transfers else beside)
     every: list[Part | None] = [Unserved(adapters is not None, masks is not None), adapters, transfers, masks]
     every.append(DraftLearner(launcher.gate, depth) if launcher.gate else None)
     every.append(ChunkLearner(chunk_limit, log) if chunk_limit else None)
