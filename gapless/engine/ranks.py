@@ -21,7 +21,7 @@ from gapless.comm.shared import MOST_FRAME, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_process import RankProcess
-from gapless.step.memory import StepSizes
+from gapless.step.memory import MemorySizes
 from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
 
 log = logging.getLogger("gapless.engine.ranks")
@@ -84,7 +84,7 @@ class FollowingRanks:
 
     def load(self, config: EngineConfig) -> None:
         """Let all load their shares."""
-        self._say(rm.Load(config))
+        self._say(rm.LoadShare(config))
 
     def agree(self, own: rm.Facts) -> int:
         """Wait until all have loaded; return the most pages that each could hold.
@@ -92,7 +92,7 @@ class FollowingRanks:
         Raises ConfigError if some fact is another one than the leader's.
         """
         pages = []
-        for rank, loaded in self._await(rm.Loaded):
+        for rank, loaded in self._await(rm.ShareLoaded):
             for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
                 if ours != theirs:
                     raise ConfigError(
@@ -101,7 +101,7 @@ class FollowingRanks:
             pages.append(loaded.pages)
         return min(pages)
 
-    def build(self, plan: rm.StepPlan) -> None:
+    def build(self, plan: rm.RankPlan) -> None:
         """Let all allocate their memory. Raises ConfigError for steps whose orders do not fit the ring."""
         self._most = _most_bytes(plan.sizes)
         if self._most + plan.sizes.outboxes * FURTHER_BYTES > MOST_FRAME:
@@ -109,11 +109,11 @@ class FollowingRanks:
                 f"max_model_len: ranks are sent a new row's tokens in one order, which would take {self._most:,} bytes "
                 f"of {MOST_FRAME:,}: lower --max-model-len or --max-num-batched-tokens"
             )
-        self._say(rm.Build(plan))
+        self._say(rm.BuildMemory(plan))
 
     def built(self) -> None:
         """Wait until all obey orders."""
-        self._await(rm.Built)
+        self._await(rm.MemoryBuilt)
 
     def serve(self, wants_steps: Callable[[], bool]) -> None:
         """Watch over the ranks also while `wants_steps`: then all of them have work."""
@@ -232,7 +232,7 @@ class FollowingRanks:
             with self._news:
                 self._news.wait_for(lambda messages=messages: messages or self.failure or self._stopped)  # type: ignore[misc]
             self.check()
-            assert messages, "nobody waits for ranks that are stopped"
+            assert messages, "ranks that are stopped answer nothing"
             message = messages.popleft()
             assert isinstance(message, kind), f"rank {process.rank} sent {type(message).__name__}"
             answers.append((process.rank, message))
@@ -288,6 +288,6 @@ class FollowingRanks:
                 )
 
 
-def _most_bytes(sizes: StepSizes) -> int:
+def _most_bytes(sizes: MemorySizes) -> int:
     """Return the bytes of the longest order, beside CaptureOrders."""
     return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + 1024
