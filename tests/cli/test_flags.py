@@ -253,7 +253,7 @@ def test_a_switch_takes_a_word_for_its_state():
     assert reader("--enable-sleep-mode=false", "--no_enable_lora", "--no-enable-expert-parallel").notes == [
         "--no-enable-sleep-mode changes nothing: it is off",
         "--no-enable-lora changes nothing: adapters are served as soon as --lora-modules or --lora-dir names some",
-        "--no-enable-expert-parallel changes nothing: an engine has the ranks of --tensor-parallel-size, on one machine",
+        "--no-enable-expert-parallel changes nothing: an engine has the ranks of --tensor-parallel-size, on one host",
     ]
     with pytest.raises(UsageError, match=r"^--no-enable-chunked-prefill is not accepted: chunked prefill cannot"):
         reader("--enable-chunked-prefill=False")
