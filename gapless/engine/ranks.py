@@ -27,9 +27,9 @@ from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
 log = logging.getLogger("gapless.engine.ranks")
 
 LOOK_SECONDS = 0.1
-SILENT_LOOKS, SILENT_START_LOOKS = 18, 100
-"""A rank that gives no sign of life between this many looks is stopped or wedged; at its start, imports may block it.
-Looks, not time: the whole machine may have slept."""
+SILENT_LOOKS = 18
+"""A rank that gives no sign of life between this many looks is stopped. Looks, not time: the whole machine may have
+slept."""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
 FURTHER_BYTES, ROW_BYTES = 64, 160
@@ -60,7 +60,7 @@ class FollowingRanks:
         self._messages: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._device: Device | None = None
         self._wake: Callable[[], None] | None = None
-        self._wants_steps: Callable[[], bool] | None = None
+        self._wants_steps: Callable[[], bool] = lambda: False
         self._awaits = self._stopped = False
         self._writer, self._most = OrderWriter(), MOST_FRAME
         self._sent = self._steps = 0
@@ -275,13 +275,12 @@ class FollowingRanks:
 
     def _look(self, pulses: dict[int, tuple[int, int]]) -> None:
         """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
-        most = SILENT_START_LOOKS if self._wants_steps is None else SILENT_LOOKS
-        works = self._awaits or (self._wants_steps is not None and self._wants_steps())
+        works = self._awaits or self._wants_steps()
         for rank, (last, looks) in pulses.items():
             pulse = self._commons.board.line(rank).pulse
             looks = looks + 1 if works and pulse and pulse == last else 0
             pulses[rank] = (pulse, looks)
-            if looks >= most:
+            if looks >= SILENT_LOOKS:
                 seconds = looks * LOOK_SECONDS
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
