@@ -238,6 +238,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=longest,
         kv_cache_dtype=config.kv_cache_dtype,
+        ranks=config.tensor_parallel_size,
     )
 
 
