@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ class BoardLine(NamedTuple):
     """A rank's line of the board: times are of CLOCK_MONOTONIC, in ns."""
 
     pulse: int
-    """When its host was last alive"""
+    """When its process was last alive, within 50 ms"""
     taken: int
     """Orders taken"""
     launched: int
@@ -58,7 +57,7 @@ _WAITED = _WORDS[BoardLine._fields.index("waited")]
 
 
 class Board:
-    """A line for each rank, written by it alone and read by all."""
+    """A line for each rank, written by it alone and read by all. The pulse needs no call: a thread of C++ writes it."""
 
     def __init__(self, memory: mmap.mmap, at: int, share: Share) -> None:
         """`at` is its first byte."""
@@ -74,10 +73,6 @@ class Board:
     def waited(self) -> list[int]:
         """Return `waited` of all lines: for each step, so no more is read."""
         return self._words[_WAITED::_LINE_WORDS].tolist()
-
-    def beat(self) -> None:
-        """Note that this rank's host is alive now."""
-        self._own[0] = time.monotonic_ns()
 
     def taken(self, orders: int) -> None:
         self._own[1] = orders
