@@ -6,6 +6,7 @@ import pytest
 from server_process import process
 from waiting import until
 
+from gapless.base import host
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.top import Page
 
@@ -23,6 +24,8 @@ def test_two_ranks_are_on_every_page_of_an_operator():
                 assert client.post("/v1/completions", json=ASK).status_code == 200
                 steps = next(found for line in events.iter_lines() if (found := of_event(line)))
             info = client.get("/server_info").json()["info"]
+            held = client.get("/debug/history").json()["memory"]["engine"]
+            assert held > 1.5 * host.resident(server.child()), "memory of both"
             trace = json.loads(client.get("/debug/trace?seconds=60").text)
             counted = sum(event["dur"] for event in trace["traceEvents"] if event["name"] == "ranks") / 1e6
             until(lambda: idle_of(client) == pytest.approx(counted, rel=0.001))  # what the leader waited is idle time
