@@ -154,7 +154,7 @@ class FollowingRanks:
     # The board.
 
     def waited(self) -> Sequence[int]:
-        return [self._commons.board.line(rank).waited for rank in range(self.world)]
+        return self._commons.board.waited()
 
     def lags(self) -> Sequence[int]:
         return [0, *[self._steps - self._commons.board.line(rank).launched for rank in range(1, self.world)]]

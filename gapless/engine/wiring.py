@@ -173,6 +173,7 @@ def _load(
     """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     if ranks is not None:
+        announce(f"{ranks.world} ranks share the model: this process and {', '.join(map(str, ranks.pids))}")
         ranks.fails(device)
         ranks.load(config)
     tiers = EngineTiers(config)
