@@ -17,6 +17,7 @@ from gapless.device import Device
 from gapless.engine import checkers, share
 from gapless.engine import messages as m
 from gapless.engine import rank_messages as rm
+from gapless.engine.adapters import AdapterFiles, FollowingAdapters
 from gapless.engine.on_device import on_device
 from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
@@ -82,7 +83,10 @@ class FollowingRank:
         self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
-        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept)))))
+        adapt = None
+        if model.adapters is not None:
+            adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
+        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt))
 
     def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.RankPlan) -> Executor:
         group = self._commons.group
