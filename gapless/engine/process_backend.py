@@ -1,4 +1,4 @@
-"""ProcessBackend: a Core in a supervised child process. If the child dies, open requests end and another starts."""
+"""ProcessBackend: a Core in a supervised child process. If the child dies, another starts, and requests go on there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SAME_WEIGHTS = 0
 class ProcessBackend(MessageBackend):
     """Runs the module `worker`, with its arguments, in a child process.
 
-    Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
+    Three crashes within ten minutes end the restarts and all open requests: ready() stays false, and `on_give_up` is
+    called with the cause.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class ProcessBackend(MessageBackend):
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
         """Cause of the last child's death; None before any."""
+        self.given_up = False
+        """Whether no further child is started"""
 
     @property
     def pid(self) -> int | None:
@@ -155,9 +158,13 @@ class ProcessBackend(MessageBackend):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("the supervision of the engine failed", exc_info=error)
-            self._ready.clear()
-            if self._on_give_up is not None:
-                self._on_give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
+            self._give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
+
+    def _give_up(self, error: GaplessError) -> None:
+        self.last_death, self.given_up = error, True
+        self.died(EngineDeadError(f"the engine died: {error}"))
+        if self._on_give_up is not None:
+            self._on_give_up(error)
 
     async def _restart(self) -> bool:
         """Start another child, with back-off. False after too many crashes."""
@@ -174,15 +181,14 @@ class ProcessBackend(MessageBackend):
                 return True
         assert self.last_death is not None
         log.error("the engine crashed %d times within %g minutes; giving up", MAX_CRASHES, CRASH_WINDOW / 60)
-        if self._on_give_up is not None:
-            self._on_give_up(self.last_death)
+        self._give_up(self.last_death)
         return False
 
     def _bury(self, error: GaplessError) -> None:
         self._updates.clear()
         self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
-        self.died(EngineDeadError(f"the engine died: {error}"))
+        self.broke(EngineDeadError(f"the engine died: {error}"))
 
     def _note_crash(self, error: GaplessError) -> None:
         self.last_death = error

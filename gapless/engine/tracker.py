@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 
-from gapless.base.records import Flag, StepLogprobs, StepTokens
+import numpy as np
+
+from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
     CompletionOutput,
@@ -28,6 +30,9 @@ from gapless.text.tokenizer import Tokenizer
 _LIVE, _STOP, _LENGTH, _ERROR, _INERT = (
     int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.LENGTH, Flag.ERROR, Flag.INERT)
 )
+
+MOST_DEATHS = 2
+"""A request that was open when so many engines died ends with the last one"""
 
 
 class OpenRequest:
@@ -58,6 +63,10 @@ class OpenRequest:
         self.error: Exception | None = None
         self.failed = False
         """Whether it ended with an exception."""
+        self.deaths = 0
+        """Engines that died while it was open"""
+        self.waits = False
+        """Whether it waits for another engine"""
         self.preemptions = 0
         self._tokenizer = tokenizer
         self._lines: list[tuple[StepLogprobs, int]] = []
@@ -119,6 +128,18 @@ class OpenRequest:
     @property
     def has_news(self) -> bool:
         return (bool(self._new) and not self._scoring) or self.error is not None
+
+    def for_another(self) -> list[Request]:
+        """Return the requests of unfinished completions for another engine, which goes on after their last tokens."""
+        if self._scoring:  # it scores the prompt anew
+            del self._lines[:], self._entries[1:]
+        left = []
+        for completion, request in zip(self.completions, self.resolved.requests, strict=True):
+            if completion.finish_reason is None:
+                if request.params.prompt_logprobs is not None and not self._scoring:
+                    request = request._replace(params=request.params.replace(prompt_logprobs=None))
+                left.append(request._replace(output=np.array(completion.token_ids, np.int32)))
+        return left
 
     def touch(self, completion: Completion) -> None:
         """Mark a completion as having news; `announce` wakes the reader when all of it is in."""
@@ -480,6 +501,23 @@ class Tracker:
         for sibling in self._forget(completion.owner, error):
             if sibling.key != key:
                 self._abort(sibling.key)
+
+    def suspend(self, error: Callable[[], Exception]) -> tuple[int, int]:
+        """Have open requests wait for another engine: this one is dead. Those that were open when the one before it
+        died too, which may have been their doing, end with errors. Returns the numbers of both."""
+        open_requests = list(self.requests.values())
+        for request in open_requests:
+            request.deaths, request.waits = request.deaths + 1, True
+            if request.deaths == MOST_DEATHS:
+                self._forget(request, error())
+        return len(self.requests), len(open_requests) - len(self.requests)
+
+    def resume(self) -> list[Request]:
+        """Return what the new engine is to be asked for, the oldest first."""
+        waiting = [request for request in self.requests.values() if request.waits]
+        for request in waiting:
+            request.waits = False
+        return sorted([one for request in waiting for one in request.for_another()], key=lambda one: one.key)
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """End every open request with its own error: the engine is dead."""
