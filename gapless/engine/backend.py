@@ -149,8 +149,8 @@ class MessageBackend:
                     case m.PageEventList(events):
                         sink.page_events(events)
                     case m.Changed(number, names, refusal):
-                        self.info = self.info._replace(adapters=names)
                         self.changed(number, refusal)
+                        self.info = self.info._replace(adapters=names)
                     case m.Ready(info):
                         self.info = info
                         self.came_up()

@@ -14,7 +14,7 @@ from gapless.base.records import Request
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
 from gapless.engine.child import WORKER, Child
-from gapless.engine.seam import Sink
+from gapless.engine.seam import AdapterChange, Sink
 from gapless.engine.stats import Stats
 
 log = logging.getLogger("gapless.engine")
@@ -24,6 +24,8 @@ MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
 SAME_WEIGHTS = 0
 """Number of the backend's own update, which gives a new process its predecessor's weights. Others are larger."""
+SAME_ADAPTERS = -2
+"""Numbers from here down are of its own changes of adapters"""
 
 
 class ProcessBackend(MessageBackend):
@@ -49,6 +51,14 @@ class ProcessBackend(MessageBackend):
         """Directory of the updated weights, also for the next child; None for the model's own."""
         self._updates: dict[int, str] = {}
         """Directories of requested updates, by question number"""
+        self.adapters: dict[str, AdapterChange] = {}
+        """Last change of each adapter, also for the next child"""
+        self._changes: dict[int, AdapterChange] = {}
+        """Requested changes of adapters, by question number; of a new child, changes and updates to be made first"""
+        self._replaced: set[str] = set()
+        """Adapters replaced or unloaded since this child came up"""
+        self._stale: set[str] = set()
+        """Adapters whose requests may have begun with other weights, before this child came up"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -84,30 +94,46 @@ class ProcessBackend(MessageBackend):
         """Pass a request to the engine, or return why that is refused."""
         if not self._ready.is_set():
             return EngineDeadError("the engine is not running")
+        if add.output is not None and len(add.output) and add.adapter in self._stale:
+            return EngineDeadError(f"the engine died, and the adapter {add.adapter!r} has changed since it began")
         if not self._post(add):
             return QueueFullError("the engine does not take requests fast enough; try again later")
         return None
 
     def came_up(self) -> None:
-        # It started like its first predecessor, and gets the new weights in the same way: all else stays the same.
-        if self.weights is None:
-            super().came_up()
-        else:
+        # It started like its first predecessor, and gets later changes in the same way: all else stays the same.
+        for place, change in enumerate(self.adapters.values()):
+            self._post(m.ChangeAdapter(SAME_ADAPTERS - place, change._replace(in_place=True)))
+        if self.weights is not None:
             self._post(m.UpdateWeights(SAME_WEIGHTS, self.weights))
+        self._restored()
+
+    def _restored(self) -> None:
+        """Take requests, once the child has what its predecessor had."""
+        if not any(number <= SAME_WEIGHTS for number in (*self._changes, *self._updates)):
+            super().came_up()
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
-        path = self._updates.pop(number, self.weights)
-        self.weights = path if refusal is None else self.weights
-        if number != SAME_WEIGHTS:
+        path, change = self._updates.pop(number, None), self._changes.pop(number, None)
+        if refusal is None and path is not None:
+            self.weights = path
+        elif refusal is None and change is not None and number > SAME_WEIGHTS:
+            self.adapters[change.name] = change
+            self._replaced |= {change.name}.intersection(self.info.adapters)
+        if number > SAME_WEIGHTS or (path is None and change is None):
             super().changed(number, refusal)
-        elif refusal is None:
-            super().came_up()
+        elif refusal is None or change is not None:
+            if refusal is not None and change is not None and change.path:
+                log.warning("the new engine is without the adapter %s: %s", change.name, refusal)
+            self._restored()
         elif self._child is not None:
             self._child.condemn(f"the weights in use cannot be loaded again: {refusal}")
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.UpdateWeights):
             self._updates[message.number] = message.path
+        elif isinstance(message, m.ChangeAdapter):
+            self._changes[message.number] = message.change
         return self._child is not None and self._child.send(message)
 
     async def close(self) -> None:
@@ -186,6 +212,8 @@ class ProcessBackend(MessageBackend):
 
     def _bury(self, error: GaplessError) -> None:
         self._updates.clear()
+        self._changes.clear()
+        self._stale, self._changed_names = self._replaced, set()
         self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
         self.broke(EngineDeadError(f"the engine died: {error}"))
