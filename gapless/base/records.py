@@ -52,6 +52,8 @@ class Cause(StrEnum):
     CAPTURE = "capture"
     DEPTH = "depth"
     LAUNCH = "launch"
+    RANKS = "ranks"
+    """A step waited for the other ranks' part of it."""
 
 
 CAUSES = tuple(Cause)
@@ -169,7 +171,7 @@ class Request(NamedTuple):
     """The numbers of params.logits_processors among the engine's, and what each is given."""
     transfer: KVTransfer = NO_TRANSFER
     output: Int32s | None = None
-    """Tokens that an engine which died has given it: it goes on after them. None for a new request"""
+    """Tokens from an engine that died, after which another continues; None for a new request"""
     matcher: Matcher | None = None
     """Matcher of the allowed tokens, if params.masked_by names a parameter that asks for it."""
 

@@ -1,4 +1,4 @@
-"""ProcessBackend: a Core in a supervised child process. If the child dies, another starts, and requests go on there."""
+"""ProcessBackend: a Core in a supervised child process. If it dies, another starts and continues its requests."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ class ProcessBackend(MessageBackend):
         """Adapters whose requests may have begun with other weights, before this child came up"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
-        self.last_death: GaplessError | None = None
-        """Cause of the last child's death; None before any."""
         self.given_up = False
         """Whether no further child is started"""
 
@@ -213,7 +211,7 @@ class ProcessBackend(MessageBackend):
     def _bury(self, error: GaplessError) -> None:
         self._updates.clear()
         self._changes.clear()
-        self._stale, self._changed_names = self._replaced, set()
+        self._stale, self._replaced = self._replaced, set()
         self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
         self.broke(EngineDeadError(f"the engine died: {error}"))
