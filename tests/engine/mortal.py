@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from gapless.base.errors import EngineDeadError
 from gapless.engine import messages as m
@@ -46,6 +46,8 @@ class MortalBackend(MessageBackend):
         super().__init__()
         self.core, self.dies_after = core, dies_after
         self.delivered = self.deaths = 0
+        self.at_death: Callable[[], None] = lambda: None
+        """Called while no engine runs"""
         self._keys: set[int] = set()
 
     async def start(self, sink: Sink) -> None:
@@ -79,6 +81,7 @@ class MortalBackend(MessageBackend):
                 self.deaths += 1
                 self._forget()
                 self.broke(EngineDeadError("killed on purpose"))
+                self.at_death()
 
     def _forget(self) -> None:
         for key in self._keys:

@@ -15,6 +15,7 @@ from sharpest import sharpest
 
 from gapless import SamplingParams, StructuredOutputs
 from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError
 from gapless.demo import weights_dir
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import EngineCore
@@ -68,7 +69,7 @@ class Got(NamedTuple):
 ENGINES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram"}},
     "plain": {},
-    "one step": {"depth": "1", "enforce_eager": True},
+    "one step": {"depth": "1", "enforce_eager": True, "max_num_batched_tokens": 64},
     "adapters": {"batch_invariant": False},
 }
 WITH_ADAPTERS = ("adapter", "greedy", "form")
@@ -134,12 +135,42 @@ def engine(request, tmp_path_factory):
     one.core.close()
 
 
-async def test_a_request_ends_as_if_no_engine_had_died(engine):
+@pytest.mark.parametrize("every", sharpest([9, 2]))
+async def test_a_request_ends_as_if_no_engine_had_died(engine, every):
     one, wanted = engine
-    for death in itertools.count(1, 3):
+    for death in itertools.count(1, every):
         played = await one.play(death)
         for name, got in played.found.items():
             assert got == wanted.found[name], f"{name}, whose engine died after {death} deliveries"
         if not played.backend.deaths:
             break
     assert death > 30
+
+
+async def test_a_request_that_was_open_at_two_deaths_ends_with_the_cause_and_later_ones_go_on(engine):
+    one, wanted = engine
+    backend = MortalBackend(one.core, (8, 20))
+    async with AsyncLLM(backend, open_assets(one.config), seed=one.config.base_seed) as llm:
+        first = await llm.open(SUM, SamplingParams(**ASKED["greedy"][1], max_tokens=TOKENS))
+        while not backend.deaths:
+            await first.next()
+        later = asyncio.create_task(read(llm, "greedy"))
+        with pytest.raises(EngineDeadError, match="killed on purpose"):
+            while True:
+                await first.next()
+        assert await later == wanted.found["greedy"]
+        assert backend.deaths == 2 and first.deaths == 2
+        tokens = wanted.found["greedy"][0].tokens
+        assert len(tokens) > len(first.completions[0].token_ids) > 0
+        assert first.completions[0].token_ids == tokens[: len(first.completions[0].token_ids)]
+
+
+async def test_requests_that_end_by_abort_while_no_engine_runs_are_not_asked_for_again(engine):
+    one, wanted = engine
+    backend = MortalBackend(one.core, (6,))
+    async with AsyncLLM(backend, open_assets(one.config), seed=one.config.base_seed) as llm:
+        left, kept = llm.open(SUM, SamplingParams(max_tokens=400, ignore_eos=True), "left"), read(llm, "greedy")
+        stream, reading = await left, asyncio.create_task(kept)
+        backend.at_death = lambda: stream.close()
+        assert await reading == wanted.found["greedy"]
+        assert backend.deaths == 1 and stream.completions[0].finish_reason == "abort" and not llm.open_requests
