@@ -190,7 +190,7 @@ class StepProgram:
         places = prompts_to_score(at.words, key.packet)
         generations = self.tables.state[:, GENERATION].index_select(0, batch.inputs.rows).long()
         found = []
-        for piece in pieces(places.shape[0], at.logits.shape[1]):
+        for piece in pieces(places.shape[0], self.model.vocab_size):  # the same ones on all ranks
             index, row, target = places[piece].unbind(1)
             who = Scored(batch.inputs.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
             logits = self.model.logits(hidden.index_select(0, index))
@@ -203,5 +203,5 @@ class StepProgram:
 def newest(length: Tensor, width: int, most: int) -> Tensor:
     """Return the places of the last `width` tokens and the next `width` - 1 drafts in histories of `most` places, by
     the rows' lengths [B]: int64 [B, 2 * width - 1]."""
-    first = (length.long() - width).clamp(0, most - 2 * width + 1)
-    return first[:, None] + torch.arange(2 * width - 1, device=length.device)
+    places = length.long()[:, None] + torch.arange(-width, width - 1, device=length.device)
+    return places.clamp(0, most - 1)  # some twice, at either end
