@@ -190,7 +190,7 @@ class StepProgram:
         places = prompts_to_score(at.words, key.packet)
         generations = self.tables.state[:, GENERATION].index_select(0, batch.inputs.rows).long()
         found = []
-        for piece in pieces(places.shape[0], self.model.vocab_size):  # the same ones on all ranks
+        for piece in pieces(places.shape[0], self.model.vocab_size):
             index, row, target = places[piece].unbind(1)
             who = Scored(batch.inputs.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
             logits = self.model.logits(hidden.index_select(0, index))
@@ -204,4 +204,4 @@ def newest(length: Tensor, width: int, most: int) -> Tensor:
     """Return the places of the last `width` tokens and the next `width` - 1 drafts in histories of `most` places, by
     the rows' lengths [B]: int64 [B, 2 * width - 1]."""
     places = length.long()[:, None] + torch.arange(-width, width - 1, device=length.device)
-    return places.clamp(0, most - 1)  # some twice, at either end
+    return places.clamp(0, most - 1)  # at either end some are listed twice

@@ -31,7 +31,7 @@ from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.follower import Follower, FollowerProgram
 from gapless.step.keys import ForwardKey
-from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderReader, OrderWriter
+from gapless.step.orders import AnyOrder, CaptureOrder, OrderReader, OrderWriter
 from gapless.step.program import RowOptions
 from gapless.testing.adversary import MOODS
 from gapless.testing.baton import Baton
@@ -368,6 +368,12 @@ class World:
         made = [iter(host.made[self._captures - 1]) for host in self.hosts]
         return [not isinstance(key, ForwardKey) or all([next(one) for one in made]) for key in order.capture]
 
+    def waited(self) -> list[int]:
+        return [0] * len(self.devices)
+
+    def lags(self) -> list[int]:
+        return [0, *(len(host.inbox) for host in self.hosts)]
+
     # The adversaries.
 
     def touched(self) -> None:
@@ -460,10 +466,10 @@ class World:
             pass
         assert not self._meetings, f"at rest, ranks wait in {[one.what for one in self._meetings.values()]}"
         graphs = {key for key in loop.launcher.executor.graphs if isinstance(key, ForwardKey)}
-        for host in self.hosts:
+        for rank, host in enumerate(self.hosts, 1):
             assert host.follower is not None and not host.inbox and not host.baton.busy, self.deadlock("rest")
             own = host.follower.executor.graphs.keys()
-            assert own == graphs, f"rank {host.device.rank} alone has graphs, or lacks some: {own ^ graphs}"
+            assert own == graphs, f"rank {rank} alone has graphs, or lacks some: {own ^ graphs}"
 
     def _notice(self, why: str) -> None:
         """Stop the ranks, some time later."""
@@ -489,8 +495,7 @@ class World:
         stream, seen = fence.stream, set[int]()
         while stream not in ready and id(stream) not in seen:
             seen.add(id(stream))
-            device = stream.device
-            assert isinstance(device, RankDevice)
+            device = next(device for device in self.devices if device is stream.device)
             if (awaited := stream.awaited()) is not None:
                 stream = awaited.stream
             elif stream is device.compute and device.lacking():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from loops_under_guard import loops_under_no_race
 from oracles import ORACLES, play_on_ranks
 
 from gapless.testing.world import Faults
