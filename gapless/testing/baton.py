@@ -1,4 +1,4 @@
-"""A thread that runs only while another one waits for it: so a function can stop in the middle, and others go on."""
+"""A thread that runs only while another one waits for it: so a function can stop in the middle, and others continue."""
 
 from __future__ import annotations
 

@@ -2,30 +2,24 @@
 
 The caller's thread is the leader's host. While it touches its device or waits, any stream of any rank may move, and
 the hosts of the ranks that follow take orders from their rings. A program that comes to an operation of its group
-stops there until the other ranks' programs have come too. Orders come late, captures fail on one rank alone, and a
-rank may die at any moment, as the seed says.
+stops there until the other ranks' programs come too. Orders come late, captures fail on one rank alone, and a rank may
+die at any moment, as the seed decides.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
-
-import torch
-from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.base.share import Share
 from gapless.device.record import TapeGraph
 from gapless.device.seam import Program
-from gapless.kernels.plain import add_rms_norm
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
@@ -35,6 +29,7 @@ from gapless.step.orders import AnyOrder, CaptureOrder, OrderReader, OrderWriter
 from gapless.step.program import RowOptions
 from gapless.testing.adversary import MOODS
 from gapless.testing.baton import Baton
+from gapless.testing.meetings import Given, Meeting, RankGroup
 from gapless.testing.sim import TICK_NS, SimDevice, SimFence, SimStream
 
 LAST_ORDERS = 4
@@ -55,113 +50,7 @@ class Faults(NamedTuple):
 
 
 class RankDiedError(Exception):
-    """A rank is gone: the others end."""
-
-
-class _Given:
-    """A rank's part in an operation, as it was when its program came there."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.clone()
-
-
-class Meeting:
-    """One operation that all ranks do together, the same by its number on every rank."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.given: dict[int, _Given] = {}
-        self.left = 0
-        """Ranks that have their result"""
-
-
-class RankGroup:
-    """Implements `Group` for a rank of a world."""
-
-    def __init__(self, device: RankDevice, world: int) -> None:
-        self.share = Share(device.rank, world)
-        self._device = device
-        self._muted = False
-        self._calls = 0
-        self.number = id(self)
-        _GROUPS[self.number] = self
-
-    def add(self, y: Tensor) -> Tensor:
-        torch.ops.gapless_world.meet(self.number, "add", y, y)
-        return y
-
-    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return add_rms_norm(x, self.add(y), weight, eps)
-
-    def gather(self, part: Tensor, out: Tensor) -> Tensor:
-        torch.ops.gapless_world.meet(self.number, "gather", part, out)
-        return out
-
-    def tell(self, x: Tensor) -> Tensor:
-        torch.ops.gapless_world.meet(self.number, "tell", x, x)
-        return x
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        self._muted = True
-        try:
-            yield
-        finally:
-            self._muted = False
-
-    def stop(self) -> None:
-        self._device.world.stop("the group was stopped")
-
-    def meet(self, kind: str, part: Tensor, out: Tensor) -> None:
-        """Do an operation with the other ranks; only here, since a replay calls the operator alone."""
-        if self._muted:
-            return
-        number, self._calls = self._calls, self._calls + 1
-        meeting = self._device.world.meeting(number, self._facts(kind, part), self.share.rank)
-        given = meeting.given[self.share.rank] = _Given(part)
-        if observe.watcher is not None:
-            observe.watcher.gives(given)
-        self._device.waits_in(meeting, self._needed(kind))
-        parts = [meeting.given[rank] for rank in self._needed(kind)]
-        if observe.watcher is not None:
-            for one in parts:
-                observe.watcher.takes(one, one.tensor)
-        self._finish(kind, [one.tensor for one in parts], out)
-        self._device.world.leave(number)
-
-    def _needed(self, kind: str) -> Sequence[int]:
-        """Return the ranks whose parts this rank waits for: the fewest that an implementation can do with."""
-        if kind == "add":
-            return range(self.share.world)
-        return range(self.share.world if kind == "gather" else 0) if self.share.leads else range(kind == "tell")
-
-    @staticmethod
-    def _facts(kind: str, part: Tensor) -> str:
-        """Return the traits that all ranks' calls of an operation have in common."""
-        shape = part.shape[:1] if kind == "gather" else part.shape
-        return f"{kind} {list(shape)} {part.dtype}"
-
-    def _finish(self, kind: str, parts: list[Tensor], out: Tensor) -> None:
-        if kind == "add":
-            out.copy_(added(parts))
-        elif kind == "gather" and parts:
-            out.copy_(torch.cat(parts, dim=1))
-        elif kind == "tell" and parts:
-            out.copy_(parts[0])
-
-
-def added(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum in the order of ranks; floats are summed in float32."""
-    total = parts[0].clone() if parts[0].dtype == torch.int64 else parts[0].float()
-    for one in parts[1:]:
-        total = total + one
-    return total
-
-
-_GROUPS: WeakValueDictionary[int, RankGroup] = WeakValueDictionary()
-_OPERATORS = torch.library.Library("gapless_world", "DEF")
-_OPERATORS.define("meet(int group, str kind, Tensor part, Tensor(a!) out) -> ()")
-_OPERATORS.impl("meet", lambda group, *given: _GROUPS[group].meet(*given), "CPU")
+    """A rank died: the others end."""
 
 
 class RankHost(SimStream):
@@ -170,7 +59,7 @@ class RankHost(SimStream):
     def __init__(self, device: RankDevice) -> None:
         super().__init__("host", device)
         self.inbox: deque[tuple[bytes, int]] = deque()
-        """Orders on the wire, each with the moment before which it does not come"""
+        """Orders on the wire, each with its earliest moment"""
         self.made: list[list[bool]] = []
         """Answers to orders of captures"""
         self.taken: deque[str] = deque(maxlen=LAST_ORDERS)
@@ -212,7 +101,7 @@ class RankDevice(SimDevice):
         self.host = RankHost(self)
 
     @property
-    def host_now(self) -> int:  # type: ignore[override]
+    def host_now(self) -> int:
         return self.world.now
 
     @host_now.setter
@@ -264,16 +153,27 @@ class RankDevice(SimDevice):
             if observe.watcher is not None and fence is not None and fence.mark is not None:
                 observe.watcher.reached(stream, fence.mark, fence is op.awaited)
 
+    def come(self, number: int, what: str, given: Given) -> Meeting:
+        return self.world.come(self.rank, number, what, given)
+
+    def leave(self, number: int) -> None:
+        self.world.leave(number)
+
+    def stop(self, why: str) -> None:
+        self.world.stop(why)
+
     def waits_in(self, meeting: Meeting, needed: Sequence[int]) -> None:
-        """Stop the program that runs until the needed ranks have come to the meeting; sometimes longer."""
+        """Stop the running program until the needed ranks come to the meeting; sometimes longer."""
         self._meeting = meeting, needed
-        while self.lacking() or self.world.random.random() < 0.2:
-            self._inside = False
-            self._baton.pause()
-            self._inside = True
-            if self.world.stopped:
-                raise RankDiedError(self.world.stopped)
-        self._meeting = None
+        try:
+            while self.lacking() or self.world.random.random() < 0.2:
+                self._inside = False
+                self._baton.pause()
+                self._inside = True
+                if self.world.stopped:
+                    raise RankDiedError(self.world.stopped)
+        finally:
+            self._meeting = None
 
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> TapeGraph:
         if self.world.random.random() < self.world.faults.refused:
@@ -295,7 +195,7 @@ class RankDevice(SimDevice):
         self.host.baton.end()
 
     def describe(self) -> str:
-        """Describe the rank's streams, and what it did last."""
+        """Describe the rank's streams, and its last orders."""
         held = f" in {self._meeting[0].what}, without rank {self.lacking()}" if self._meeting and self.lacking() else ""
         heads = "; ".join(stream.head() for stream in (*self.streams, self.host) if stream.queue or stream is self.host)
         orders = self.host.taken if self.rank else self.world.sent
@@ -307,7 +207,8 @@ class World:
     """The ranks of one engine. Implements `Ranks`; `group` is the leader's, and `device` its device."""
 
     def __init__(
-        self, seed: int = 0, ranks: int = 2, mood: str | None = None, maps_host: bool = False, faults: Faults | None = None
+        self, seed: int = 0, ranks: int = 2, mood: str | None = None, maps_host: bool = False,
+        faults: Faults | None = None,
     ) -> None:  # fmt: skip
         """`mood` is the leader's, as of a SimDevice; the others have moods of their own."""
         self.random = random.Random(seed)
@@ -323,7 +224,7 @@ class World:
         """Moment and reason of the stop: a death is noticed later"""
         moods = [mood, *(self.random.choice((None, *MOODS)) for _ in range(ranks - 1))]
         self.devices = [RankDevice(self, rank, mood, maps_host) for rank, mood in enumerate(moods)]
-        self.groups = [RankGroup(device, ranks) for device in self.devices]
+        self.groups = [RankGroup(Share(device.rank, ranks), device) for device in self.devices]
         self.hosts = [device.host for device in self.devices[1:]]
         self.device, self.group = self.devices[0], self.groups[0]
         self._writer = OrderWriter()
@@ -392,6 +293,7 @@ class World:
         """Move one stream or host of any rank, while the leader's host waits."""
         ready = self._ready()
         if not ready:
+            self.device.fault.check()
             return None
         needed = self._needed(fence, ready) if fence is not None else None
         adversary = self.random.choice(self.devices).adversary
@@ -427,7 +329,7 @@ class World:
                 device.fault.set(RankDiedError(why), "the ranks were stopped")
 
     def close(self) -> None:
-        """End what still runs. Nothing may wait for a rank that is gone, once the ranks were stopped."""
+        """End all that still runs: stopped, nothing may wait for a dead rank."""
         self.stop("the engine was closed")
         while ready := self._ready():
             stream = self.random.choice(ready)
@@ -441,27 +343,27 @@ class World:
 
     # Meetings.
 
-    def meeting(self, number: int, what: str, rank: int) -> Meeting:
-        """Return the meeting with this number, to which a rank comes."""
-        meeting = self._meetings.setdefault(number, Meeting(f"{what} (call {number})"))
-        ours = f"{what} (call {number})"
-        assert meeting.what == ours, f"rank {rank} comes to {ours}, and others to {meeting.what}"
-        assert rank not in meeting.given, f"rank {rank} comes twice to {ours}"
+    def come(self, rank: int, number: int, what: str, given: Given) -> Meeting:
+        """Bring a rank's part to the meeting with this number."""
+        meeting = self._meetings.setdefault(number, Meeting(what))
+        assert meeting.what == what, f"rank {rank} comes to {what}, and others to {meeting.what}"
+        assert rank not in meeting.given, f"rank {rank} comes twice to {what}"
+        meeting.given[rank] = given
         return meeting
 
     def leave(self, number: int) -> None:
-        """A rank has its result."""
+        """Note that a rank has its result."""
         self._meetings[number].left += 1
         if self._meetings[number].left == len(self.devices):
             del self._meetings[number]
 
     def deadlock(self, awaited: str) -> str:
-        """Describe the ranks, of which none can move."""
+        """Describe the ranks when none can move."""
         ranks = "".join(f"\n  {device.describe()}" for device in self.devices)
         return f"deadlock: the leader waits for {awaited}, and no stream of any rank can move:{ranks}"
 
     def check_alike(self, loop: Loop) -> None:
-        """At rest no rank has calls or orders of its own, and all have the same graphs."""
+        """Assert that no rank at rest has calls or orders of its own, and that all have the same graphs."""
         while self.force() is not None:
             pass
         assert not self._meetings, f"at rest, ranks wait in {[one.what for one in self._meetings.values()]}"
@@ -485,7 +387,7 @@ class World:
             return self._ready()
         for device in self.devices[1:]:
             if device.fault.error is not None and not self.stopped:
-                self.stop(f"rank {device.rank} has failed: {device.fault.error}")
+                self.stop(f"rank {device.rank} has failed: {device.fault.error!r}")
                 return self._ready()
         self.moment = max([self.moment, *(host.inbox[0][1] for host in self.hosts if host.inbox)])
         return [stream for device in self.devices for stream in device.ready()]
@@ -510,9 +412,8 @@ def named(order: AnyOrder) -> str:
     if isinstance(order, CaptureOrder):
         return f"captures of {len(order.capture)} graphs"
     packet = order.key.forward.packet
-    return f"a step of {packet.rows} rows, {packet.chunks} chunks" + (
-        "" if isinstance(order, Order) and order.words else ", again"
-    )
+    again = ", again" if order.words is None else ""
+    return f"a step of {packet.rows} rows, {packet.chunks} chunks{again}"
 
 
 def _following(leader: Executor, group: RankGroup, device: SimDevice) -> FollowerProgram:
