@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from gapless.base.progress import starting
+from gapless.comm import shared
 from gapless.device import compiling, cpu_native, prebuilt
 from gapless.kernels import native
 from gapless.loop import mask_threads
@@ -44,7 +45,7 @@ class Job(NamedTuple):
 
 
 def jobs(machine: str, pythons: Sequence[str], tool: str, stubs: Path) -> Iterator[Job]:
-    """The kernels for each level; the extensions, which compute nothing, for the least, and for each Python."""
+    """Kernels and the ranks' sums for each level; the extensions, which compute nothing, for the least, by Python."""
     release = prebuilt.minor(torch.__version__)
     if not release:
         raise SystemExit(f"torch {torch.__version__} is no release: its C++ is no other build's")
@@ -52,7 +53,8 @@ def jobs(machine: str, pythons: Sequence[str], tool: str, stubs: Path) -> Iterat
     links = ("-s", f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{name}" for name in TORCH))
     for variant in variants:
         target = compiling.Toolchain(tool, variant.flags, compiling.headers(), links)
-        yield Job(prebuilt.file_name(native.NAME, release, variant), native.NAME, native.SOURCES, target)
+        for name, sources in ((native.NAME, native.SOURCES), (shared.COMM_NAME, shared.COMM_SOURCES)):
+            yield Job(prebuilt.file_name(name, release, variant), name, sources, target)
     links += tuple(f"-l{name}" for name in OF_PYTHON)
     said = [subprocess.run([python, "-c", ASKS], capture_output=True, text=True, check=True) for python in pythons]
     for tag, headers in dict(one.stdout.split(maxsplit=1) for one in said).items():

@@ -112,6 +112,12 @@ class Followers:
     def captured(self, order: CaptureOrder) -> list[bool]:
         return [True] * len(order.capture)  # their devices are simulated, and refuse what the leader's refuses
 
+    def waited(self) -> list[int]:
+        return [0]  # whole copies, which do not wait for each other
+
+    def lags(self) -> list[int]:
+        return [0, *(len(follower.orders) for follower in self._followers)]
+
 
 def compare_with(loop: Loop, followers: Iterable[Follower]) -> None:
     """What the loop reads is what the followers' outboxes are compared with."""

@@ -55,12 +55,12 @@ def test_a_library_of_the_wheel_is_loaded_beside_the_torch_that_is_here(wheels: 
     assert str(library) in torch.ops.loaded_libraries
 
 
-def test_the_wheel_has_kernels_for_each_level_and_extensions_for_each_python(wheels: ModuleType) -> None:
+def test_the_wheel_has_kernels_and_sums_for_each_level_and_extensions_for_each_python(wheels: ModuleType) -> None:
     wanted = list(wheels.jobs("x86_64", [sys.executable, sys.executable], "c++", Path("stubs")))
     levels = ["x86-64-v4-amx", "x86-64-v4", "x86-64-v3", "x86-64-v2"]
     tag = sys.implementation.cache_tag
     assert [job.file for job in wanted] == [
-        *(f"kernels.torch{RELEASE}.{level}.so" for level in levels),
+        *(f"{name}.torch{RELEASE}.{level}.so" for level in levels for name in ("kernels", "gapless_comm")),
         *(f"{name}.{tag}.torch{RELEASE}.x86-64-v2.so" for name in ("gapless_stream", "gapless_masks")),
     ]
 

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "guard": set(),
     "device": {"base"},
     "comm": {"base", "device"},
-    "kernels": {"base", "device"},
+    "kernels": {"base", "comm", "device"},
     "model": {"base", "comm", "kernels", "demo", "memory.groups"},
     "pace": {"base"},
     "memory": {"base"},

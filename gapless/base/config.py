@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DEVICE_PLUG_INS = "gapless.devices"
 """Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
 MAX_DEPTH = 8
+MAX_RANKS = 16
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
@@ -173,7 +175,20 @@ class EngineConfig:
     device: str = _device(
         "auto", "where steps run: auto, cpu, cuda or a plug-in's name; auto takes CUDA if there is one"
     )
-    threads: int = _device(0, "CPU threads of the compute stream; 0 chooses", low=0, high=1024)
+    threads: int = _device(0, "CPU threads of the compute stream of each rank; 0 chooses", low=0, high=1024)
+    tensor_parallel_size: int = _device(
+        1,
+        "ranks, processes of this machine that compute each step together: every one has a device, and an equal share "
+        "of the weights and of the KV cache",
+        aliases=("-tp", "--tp", "--tp-size", "--num-shard"),
+        low=1,
+        high=MAX_RANKS,
+    )
+    device_ids: str | None = _device(
+        None,
+        "numbers of the CUDA devices of the ranks, such as 0,1; equal ones share a device, at full speed only under "
+        "NVIDIA's MPS; default: 0, 1, 2 and so on",
+    )
     gpu_memory_utilization: float = _device(
         0.9,
         "share of device memory for weights and KV cache",
@@ -334,16 +349,22 @@ class EngineConfig:
                 object.__setattr__(self, name, tuple(values))
         if isinstance(self.speculative_config, dict):  # as vLLM's LLM takes it
             object.__setattr__(self, "speculative_config", json.dumps(self.speculative_config))
+        if isinstance(self.device_ids, (list, tuple)):
+            object.__setattr__(self, "device_ids", ",".join(map(str, self.device_ids)))
         check_fields(self)
         parse_depth(self.depth)
         check_name("device", self.device, DEVICES, DEVICE_PLUG_INS)
-        self.speculation, self.processors, self.tiers, self.peer_plan  # noqa: B018 - so that a mistake in them is found now
+        self.speculation, self.processors, self.tiers, self.peer_plan, self.devices  # noqa: B018 - to find mistakes now
         if self.check and self.load_format == "dummy":
             raise ConfigError("check compares a checkpoint's weights, and load_format dummy has none: leave out one")
         if (self.adapters or self.lora_dir) and self.batch_invariant:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
         if self.tiers and not self.enable_prefix_caching:
             raise ConfigError("kv_tiers keep prefixes, which enable_prefix_caching turns off: leave one of them out")
+        if self.tensor_parallel_size > 1:
+            for name, has, what in NEEDS_ONE_RANK:
+                if has(self):
+                    raise ConfigError(f"{name}: {what} with tensor_parallel_size above 1 yet: leave out one of them")
 
     @property
     def base_seed(self) -> int:
@@ -380,6 +401,18 @@ class EngineConfig:
         return role_plan(self.role, self.kv_peer_listen, self.kv_peers, files)
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """Return the number of each rank's CUDA device. Raises ConfigError."""
+        ranks = self.tensor_parallel_size
+        if self.device_ids is None:
+            return tuple(range(ranks))
+        numbers = self.device_ids.split(",")
+        if len(numbers) != ranks or not all(number.strip().isdecimal() for number in numbers):
+            text = f"device_ids must be {ranks} numbers, one for each rank of tensor_parallel_size, such as "
+            raise ConfigError(f"{text}{','.join(map(str, range(ranks)))}, got {self.device_ids!r}")
+        return tuple(map(int, numbers))
+
+    @property
     def file_without_peers(self) -> str | None:
         """Return the field of a file for peers that is given where there are none."""
         names = ("kv_peer_key_file", *TLS_FIELDS)
@@ -392,6 +425,20 @@ class EngineConfig:
 
 
 TLS_FIELDS = tuple([f"kv_peer_ssl_{name}" for name in PeerFiles._fields])
+
+
+NEEDS_ONE_RANK: tuple[tuple[str, Callable[[EngineConfig], object], str], ...] = (
+    ("lora_modules", lambda config: config.lora_modules or config.lora_dir, "adapters do not work"),
+    ("kv_tiers", lambda config: config.tiers or config.peer_plan, "copies of KV pages beyond the device do not work"),
+    (
+        "speculative_config",
+        lambda config: config.speculation and config.speculation.method not in ("ngram", "suffix", "grammar"),
+        "heads and draft models do not work",
+    ),
+    ("weights_dir", lambda config: config.weights_dir, "updates of weights do not work"),
+    ("model_impl", lambda config: config.model_impl == "transformers", "the Transformers backend does not work"),
+)
+"""What one rank alone serves: a field, whether a config asks for it, and the reason"""
 
 
 def parse_depth(text: str) -> int | None:

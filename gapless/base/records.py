@@ -52,6 +52,8 @@ class Cause(StrEnum):
     CAPTURE = "capture"
     DEPTH = "depth"
     LAUNCH = "launch"
+    RANKS = "ranks"
+    """A step waited for the other ranks' part of it."""
 
 
 CAUSES = tuple(Cause)

@@ -81,7 +81,7 @@ def _as_vllm_means(value: dict[str, Any]) -> dict[str, Any]:
     """Return these fields under our names of methods, without null, and with what vLLM takes for a missing one."""
     value = {name: given for name, given in value.items() if given is not None}
     if (parts := value.pop("draft_tensor_parallel_size", 1)) != 1:
-        text = f"draft_tensor_parallel_size must be 1, since a model has one device here, got {parts!r}"
+        text = f"draft_tensor_parallel_size must be 1, since a drafter has one device here, got {parts!r}"
         raise ConfigError(f"speculative_config.{text}")
     method = str(value.get("method") or (BY_MODEL if value.get("model") else "ngram"))
     value["method"] = "mtp" if method.endswith("_mtp") else "ngram" if method == "ngram_gpu" else method

@@ -78,7 +78,7 @@ def _set(names: str, at: str, field: str, value: str = "{}") -> tuple[Foreign, .
 
 
 _NO_CODE = "no code of a checkpoint is ever run, and the families that are built in need none"
-_ONE_DEVICE = "a model has one device here"
+_ONE_DEVICE = "an engine has the ranks of --tensor-parallel-size, on one machine"
 _KERNELS = "kernels are chosen by the device and the sizes"
 _SCHEDULER = "the scheduler chooses it; --max-num-batched-tokens and --max-itl bound a step"
 _TEXT = "text alone is served"
@@ -94,7 +94,7 @@ _RAMP = "write --request-rate linear:START:END, or exponential:START:END"
 TABLE: tuple[Foreign, ...] = (
     # Devices and processes
     *_only(
-        "-tp --tensor-parallel-size --tp --tp-size --num-shard -pp --pipeline-parallel-size --pp-size "
+        "-pp --pipeline-parallel-size --pp-size "
         "-dp --data-parallel-size --dp --dp-size -dpl --data-parallel-size-local -dcp --decode-context-parallel-size "
         "--prefill-context-parallel-size --attn-cp-size --moe-dense-tp-size --ep --ep-size --expert-parallel-size "
         "--nnodes",

@@ -161,6 +161,7 @@ def native() -> Iterator[Check]:
         "cpu streams": "a Python thread runs the steps, without graphs",
         "cpu kernels": "plain torch computes",
         "mask threads": "Python makes the masks of forms of output, slower",
+        "ranks": "one engine is one process: no --tensor-parallel-size",
     }
     for name, built in zip(without, build_all(), strict=True):
         yield cpu_library(name, built, without[name])

@@ -5,16 +5,18 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from gapless.base.progress import starting
+from gapless.comm import shared
 from gapless.device import build, cpu_native
 from gapless.kernels import native
 from gapless.loop import mask_threads
 
 
 def build_all() -> list[build.Outcome]:
-    """Build missing parts; the outcomes for the CPU's streams, its kernels and the threads of masks."""
+    """Build missing parts; the outcomes for the CPU's streams, its kernels, the threads of masks and the ranks."""
     with starting(), ThreadPoolExecutor() as pool:  # it may take half a minute
-        list(pool.map(lambda load: load(), (cpu_native.load, native.load, mask_threads.load)))
-    return [build.outcomes[name] for name in (cpu_native.STREAM_NAME, native.NAME, mask_threads.MASKS_EXTENSION)]
+        list(pool.map(lambda load: load(), (cpu_native.load, native.load, mask_threads.load, shared.load)))
+    names = cpu_native.STREAM_NAME, native.NAME, mask_threads.MASKS_EXTENSION, shared.COMM_NAME
+    return [build.outcomes[name] for name in names]
 
 
 def main() -> None:

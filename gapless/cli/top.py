@@ -30,6 +30,7 @@ COLOURS = {
     "grammar": "blue",
     "graph_miss": "bright_red",
     "capture": "bright_magenta",
+    "ranks": "bright_yellow",
 }
 
 

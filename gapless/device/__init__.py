@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from gapless.base.config import DEVICE_PLUG_INS, DEVICES
+from gapless.base.errors import ConfigError
 from gapless.base.plug_ins import check_name, load
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
+from gapless.device.facts import make_current
 from gapless.device.ring import Fence, Ring, RingSlot
 from gapless.device.seam import Caps, Device, Graph, Program, Stream
 
@@ -41,9 +43,17 @@ def device_class(name: str) -> type[Device]:
     return own.get(name) or load(DEVICE_PLUG_INS, name, "device")
 
 
-def open_device(name: str = "auto", threads: int = 0) -> Device:
-    """Open the device of this name; the caller closes it. Raises as `device_class` and `Device.open`."""
-    return device_class(name).open(threads)
+def open_device(name: str = "auto", threads: int = 0, number: int = 0) -> Device:
+    """Open the device of this name, of several GPUs the one with this number; the caller closes it.
+
+    Raises as `device_class` and `Device.open`.
+    """
+    found = device_class(name)
+    if number and found is CudaDevice:
+        if number >= len(gpus()):
+            raise ConfigError(f"device_ids: there is no CUDA device {number}, torch sees {len(gpus())}")
+        make_current(number)
+    return found.open(threads)
 
 
 def gpus() -> list[tuple[str, int]]:

@@ -22,6 +22,8 @@ class MessageBackend:
 
     info: EngineInfo
     sink: Sink
+    last_death: GaplessError | None = None
+    """Cause of the last core's death; None before any."""
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()

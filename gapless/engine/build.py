@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gapless.base import progress
+from gapless.engine.rank_process import start_ranks
 
 if TYPE_CHECKING:
     from gapless.base.config import EngineConfig
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 def build_core(config: EngineConfig, parts: Sequence[Part] = ()) -> EngineCore:
     """Return the core of a located config; `parts` and errors as in `gapless.engine.wiring`."""
     began = time.monotonic()
+    processes = start_ranks(config)  # they import torch meanwhile
     if "torch" not in sys.modules:
         progress.announce("loading torch")
     from gapless.engine import wiring
 
-    built = wiring.build_core(config, spent=[("torch", round(time.monotonic() - began, 3))], parts=parts)
+    spent = [("torch", round(time.monotonic() - began, 3))]
+    built = wiring.build_core(config, spent=spent, parts=parts, processes=processes)
     progress.log.info("ready in %.1f s", time.monotonic() - began)
     return built

@@ -113,7 +113,7 @@ class Child:
         code = await self._process.wait()
         await asyncio.wait([logs], timeout=0.5)
         self._drain()  # tokens sent before its death are still good
-        return self._died or EngineDeadError(_exit_text(code, self._tail))
+        return self._died or EngineDeadError(exit_text("the engine process", code, self._tail))
 
     async def stop(self, grace: float = 5.0) -> None:
         """Ask the process to close and exit; kill it after `grace` seconds."""
@@ -249,8 +249,9 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _exit_text(code: int, tail: bytes) -> str:
+def exit_text(who: str, code: int, tail: bytes) -> str:
+    """Say how a process ended, with the end of its log."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = tail.decode(errors="replace").strip().splitlines()
     said = f"; last line of its log: {lines[-1][:500]}" if lines else ""
-    return f"the engine process {how}{said}"
+    return f"{who} {how}{said}"

@@ -18,6 +18,7 @@ from gapless.device import Device
 from gapless.engine.adapters import AdapterChanges
 from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.pauses import Pauses
+from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder
 from gapless.engine.stats import Stats, collect
 from gapless.engine.tiers import EngineTiers
@@ -42,10 +43,13 @@ class CoreParts(NamedTuple):
     updates: WeightUpdates
     changes: AdapterChanges | None = None
     watchdog: Watchdog | None = None
+    ranks: FollowingRanks | None = None
 
     def close(self) -> None:
-        """Stop the watchdog, the compiler and the device. May be called in any state."""
+        """Stop the watchdog, the compiler, the other ranks and the device. May be called in any state."""
         self.compiler.close()
+        if self.ranks:
+            self.ranks.stop()
         if self.changes:
             self.changes.close()
         if self.watchdog:
@@ -54,6 +58,8 @@ class CoreParts(NamedTuple):
         self.tiers.close()
         self.updates.close()  # last: files being read take time
         self.device.close()
+        if self.ranks:
+            self.ranks.close()
 
 
 class EngineCore:
@@ -67,6 +73,7 @@ class EngineCore:
         self.updates = parts.updates
         self.pauses = Pauses(loop)
         self._parts, self._compiler, self._changes = parts, parts.compiler, parts.changes
+        self._ranks = parts.ranks
         self._matched: deque[Request] = deque()
         """Requests ready for the loop's queue, or waiting for new weights or the end of a pause."""
         self._allocations = parts.device.allocations()
@@ -102,7 +109,9 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        if self.pauses.keeps and self.loop.requests:
+        if self._ranks is not None:
+            answer(RequestError("weights of an engine of several ranks cannot be replaced yet", "model_path"))
+        elif self.pauses.keeps and self.loop.requests:
             text = "a pause holds requests that must end with the old weights: resume or abort them first"
             answer(RequestError(text, "model_path"))
         else:
@@ -118,10 +127,13 @@ class EngineCore:
 
     def wakes(self, wake: Callable[[], None]) -> None:
         self._parts.tiers.wakes(wake)
+        if self._ranks is not None:
+            self._ranks.wakes(wake)
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0 or self.updates.under_way or self.pauses.asked
+        failed = self._ranks is not None and self._ranks.failure is not None
+        return self.loop.has_work() or waiting > 0 or self.updates.under_way or self.pauses.asked or failed
 
     def rest(self) -> bool:
         return self.loop.rest()
@@ -132,6 +144,8 @@ class EngineCore:
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
         """
+        if self._ranks is not None:
+            self._ranks.check()
         refused = self._admit()
         changed = self._changes is not None and self._changes.take()
         changed = self.updates.take() or changed
@@ -142,6 +156,8 @@ class EngineCore:
         try:
             turn = self.pauses.turn()
         except EngineError:
+            if self._ranks is not None:
+                self._ranks.check()  # what has failed the device
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error

@@ -69,8 +69,13 @@ class Pulse:
 def read_settings() -> bytes:
     """Return the first line of stdin. Afterwards the end of stdin, the parent's death, ends this process."""
     settings = sys.stdin.buffer.readline()
-    threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
+    follow_parent()
     return settings
+
+
+def follow_parent() -> None:
+    """End this process at the end of stdin, the parent's death."""
+    threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
 
 
 def _follow_parent() -> None:

@@ -160,12 +160,13 @@ class Steps(Message, frozen=True):
     """Core to front: a loop.records.StepTable.
 
     `rows` are its columns, [steps] of STEP. `runs` are steps with the same decode rows: their number, and the rows'
-    keys.
+    keys. `waits` is empty for one rank.
     """
 
     rows: bytes
     runs: tuple[tuple[int, Int64s], ...]
     chunks: tuple[tuple[ChunkRecord, ...], ...]
+    waits: tuple[tuple[int, ...], ...] = ()
 
 
 class View(Message, frozen=True):
@@ -238,19 +239,21 @@ def unpack_request(add: Add) -> Request:
 
 def pack_steps(steps: StepTable) -> Steps:
     runs = [list(same) for _, same in groupby(steps.decode, key=id)]
-    return Steps(steps.rows.tobytes(), tuple([(len(run), run[0]) for run in runs]), tuple(steps.chunks))
+    waits = tuple(steps.waits) if any(steps.waits) else ()
+    return Steps(steps.rows.tobytes(), tuple([(len(run), run[0]) for run in runs]), tuple(steps.chunks), waits)
 
 
 def unpack_steps(message: Steps) -> StepTable:
     """Return the steps. Raises ValueError for inconsistent parts."""
     rows = np.frombuffer(message.rows, STEP)
     whole = all([count > 0 and keys.ndim == 1 for count, keys in message.runs])
-    if not (whole and sum([count for count, _ in message.runs]) == len(rows) == len(message.chunks)):
+    waits = [*message.waits] or [()] * len(rows)
+    if not (whole and sum([count for count, _ in message.runs]) == len(rows) == len(message.chunks) == len(waits)):
         raise ValueError("the parts of a message of steps do not fit together")
     if not (rows.view("<i8") >= 0).all():
         raise ValueError("a step's number or time is negative, which does not fit")
     decode = [keys for count, keys in message.runs for _ in range(count)]
-    return StepTable(rows, decode, [*message.chunks])
+    return StepTable(rows, decode, [*message.chunks], waits)
 
 
 def revive(kind: str, text: str) -> GaplessError:

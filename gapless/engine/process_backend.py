@@ -50,8 +50,6 @@ class ProcessBackend(MessageBackend):
         """Directories of requested updates, by question number"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
-        self.last_death: GaplessError | None = None
-        """Cause of the last child's death; None before any."""
 
     @property
     def pid(self) -> int | None:

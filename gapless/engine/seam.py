@@ -46,6 +46,8 @@ class EngineInfo(NamedTuple):
     """Memory of the KV pages on the device"""
     kv_cache_dtype: str = "auto"
     """The pages' format; auto: `dtype`"""
+    ranks: int = 1
+    """Processes that compute each step together"""
 
 
 class AdapterChange(NamedTuple):

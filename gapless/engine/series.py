@@ -124,6 +124,11 @@ SERIES = [
     Series("gapless:gpu_idle_seconds", COUNTER, "There was nothing to run.", "device.no_work_ns", unit=NS),
     Series("gapless:gpu_bubble_seconds", COUNTER, "No step ran although there was work, by cause.", "device.bubbles_ns",
         "cause", NS),
+    # Ranks, if there are several.
+    Series("gapless:rank_lag_steps", GAUGE, "Steps sent to a rank that it has not enqueued.", "ranks.lag", "rank"),
+    Series("gapless:rank_wait_seconds", COUNTER,
+        "Steps of a rank waited for the others. The one that waits least keeps them waiting.", "ranks.waited_ns",
+        "rank", NS),
     # Drafts.
     Series("vllm:spec_decode_num_drafts", COUNTER, "Rows that ran drafts, each step for itself.", "drafts.drafts"),
     Series("vllm:spec_decode_num_draft_tokens", COUNTER, "Draft tokens that were verified.", "drafts.draft_tokens"),

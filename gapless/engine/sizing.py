@@ -32,16 +32,16 @@ GRAPH_BYTES = 2 << 20
 """GPU memory of one captured graph: some KB for each of several hundred kernels."""
 
 
-def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device) -> Sizes:
-    """Return rows, pages and step budget from the config and the memory left after the weights.
+def choose_sizes(
+    config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device, others: int | None = None
+) -> Sizes:
+    """Return rows, pages and step budget from the config and the memory left after the weights; `others` are the most
+    pages that other ranks could hold.
 
     Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
     sequence has no room for a prompt and an output.
     """
-    caps, rows = device.caps, config.max_num_seqs or device.caps.rows
-    # A prefiller's pages leave while it computes the rest of their prompt.
-    usual = 512 if config.role == "prefill" and not caps.slow else caps.step_tokens
-    step_tokens = config.max_num_batched_tokens or max(rows, usual)
+    rows, step_tokens = _steps(config, device.caps)
     if step_tokens < rows:
         raise ConfigError(
             f"max_num_batched_tokens ({step_tokens}) must be at least max_num_seqs ({rows}), "
@@ -49,9 +49,10 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: LoadedM
         )
     max_len = model_length(config, model_config)
     size, page_bytes = config.block_size, model.page_bytes(config.block_size)
-    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, rows, step_tokens, max_len)
-    wanted = rows * -(-max_len // size) + 1
-    pages = config.num_gpu_blocks_override or min(wanted, budget // page_bytes)
+    pages = could_hold(config, model_config, model, device)
+    if not config.num_gpu_blocks_override:
+        wanted = rows * -(-max_len // size) + 1
+        pages = min(wanted, pages, pages if others is None else others)
     room = (pages - 1) * size
     if room < max_len and config.max_model_len is None and room >= size:
         max_len = room
@@ -70,6 +71,23 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: LoadedM
     return Sizes(rows, max_len, pages, size, step_tokens, config.max_num_queued_reqs, slots)
 
 
+def _steps(config: EngineConfig, caps: Caps) -> tuple[int, int]:
+    """Return rows and token budget of a step."""
+    rows = config.max_num_seqs or caps.rows
+    # A prefiller's pages leave while it computes the rest of their prompt.
+    usual = 512 if config.role == "prefill" and not caps.slow else caps.step_tokens
+    return rows, config.max_num_batched_tokens or max(rows, usual)
+
+
+def could_hold(config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device) -> int:
+    """Return how many KV pages this rank has memory for, or the number that the config gives."""
+    if config.num_gpu_blocks_override:
+        return config.num_gpu_blocks_override
+    max_len = model_length(config, model_config)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, *_steps(config, device.caps), max_len)
+    return budget // model.page_bytes(config.block_size)
+
+
 def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
     """Return the most rows with adjusted logits."""
     return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab, _places(config))))
@@ -85,7 +103,7 @@ def _kv_bytes(
 ) -> int:
     free, total = device.memory()
     if not device.caps.own_memory:
-        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
+        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE)) // config.tensor_parallel_size
     words = max_len + len(model.groups()) * -(-max_len // config.block_size)
     tables = (rows + 1) * (words + _places(config) * mask_words(model.vocab_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))

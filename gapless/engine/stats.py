@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.engine.series import gauges
 from gapless.grammar.compiler import GrammarCounts
-from gapless.loop.records import MaskCounts, StepCounts
+from gapless.loop.records import MaskCounts, RankCounts, StepCounts
 from gapless.loop.timeline import DeviceTimes, HostTimes, StepSizes
 from gapless.memory.pages import PageCounts
 from gapless.offload.copies import HostCounts
@@ -34,6 +34,7 @@ class Stats:
     host_ns: HostTimes = field(default_factory=HostTimes)
     allocations: int = 0
     """Device allocations and frees in the driver since ready. Each makes host and device wait; there should be none."""
+    ranks: RankCounts = field(default_factory=RankCounts)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     masks: MaskCounts = field(default_factory=MaskCounts)
     grammars: GrammarCounts = field(default_factory=GrammarCounts)
@@ -50,6 +51,7 @@ class Stats:
 def collect(loop: Loop, held: int, grammars: GrammarCounts, allocations: int) -> Stats:
     """Return the numbers of an engine, whose loop does not have the `held` ones of its waiting requests."""
     planner, gate, timeline = loop.planner, loop.launcher.gate, loop.account()
+    ranks = loop.launcher.ranks
     masks, transfers, waiting = loop.parts.masks, loop.parts.transfers, len(planner.waiting) + held
     return Stats(
         queue=QueueCounts(planner.room.running, waiting, loop.in_flight, loop.depth, planner.preemptions),
@@ -59,6 +61,7 @@ def collect(loop: Loop, held: int, grammars: GrammarCounts, allocations: int) ->
         device=timeline.device,
         host_ns=replace(timeline.host),
         allocations=allocations,
+        ranks=RankCounts(tuple(ranks.lags()), tuple(ranks.waited())) if ranks else RankCounts(),
         drafts=gate.report() if gate else DraftCounts(),
         masks=masks.report() if masks else MaskCounts(),
         grammars=grammars,

@@ -23,6 +23,7 @@ from gapless.loop.records import StepRecord as StepRecord
 from gapless.loop.records import StepTable as StepTable
 from gapless.loop.timeline import Gap as Gap
 from gapless.loop.timeline import all_gaps as all_gaps
+from gapless.loop.timeline import gaps_within as gaps_within
 from gapless.loop.timeline import idle_parts
 
 TraceEvent = dict[str, Any]
@@ -31,13 +32,15 @@ ENGINE, REQUESTS = 1, 2
 HOST_LANE, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
 TRACKS = {HOST_LANE: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
 TRACKS |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
+RANK_LANES = 10
+"""Lane of rank 0, if there are several; the others follow."""
 MAX_ARROWS = 20_000
 """Most arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in
 between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
-TRACE_FORMAT = "gapless 5"
+TRACE_FORMAT = "gapless 6"
 """Version of a file's arguments, checked when it is read back."""
 
 
@@ -75,7 +78,7 @@ class Recording(NamedTuple):
 def chrome_trace(recording: Recording) -> bytes:
     steps = recording.steps
     groups = _groups(steps)
-    events = [*_host(steps), *_device(steps, groups), *_counters(steps), *_requests(recording)]
+    events = [*_host(steps), *_device(steps, groups), *_ranks(steps), *_counters(steps), *_requests(recording)]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     base = events[0]["ts"] if events else 0
     for event in events:
@@ -101,7 +104,8 @@ def _groups(steps: StepTable) -> dict[tuple[int, ...], int]:
 
 def _names(recording: Recording) -> Iterator[TraceEvent]:
     yield _name("process_name", ENGINE, 0, "engine")
-    for tid, lane in TRACKS.items():
+    ranks = {RANK_LANES + rank: f"waits of rank {rank}" for rank in range(_world(recording.steps))}
+    for tid, lane in (TRACKS | ranks).items():
         yield _name("thread_name", ENGINE, tid, lane)
         yield {**_name("thread_sort_index", ENGINE, tid, ""), "args": {"sort_index": tid}}
     yield _name("process_name", REQUESTS, 0, "requests")
@@ -145,6 +149,7 @@ def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Tr
             "record": numbers,
             "group": groups[tuple(step.decode.tolist())],
             "chunks": [list(chunk) for chunk in step.chunks],
+            "waits": step.waits,
         }
         # The two clocks of a GPU agree to a microsecond or so; lanes must not overlap for that.
         start = max(step.device_start, ended)
@@ -158,8 +163,20 @@ def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Tr
             yield _span(LOADS, "loads", step.loads_from, step.loads_until, {"before": step.step})
         if step.stores_until:
             yield _span(STORES, "stores", step.stores_from, step.stores_until, {"before": step.step})
-    for gap in all_gaps(steps):
+    for gap in all_gaps(steps) + gaps_within(steps):
         yield _span(IDLE, gap.cause, gap.start, gap.end, {"step": gap.step})
+
+
+def _world(steps: StepTable) -> int:
+    """Return the number of ranks; 0 for one alone."""
+    return max([len(waits) + 1 for waits in steps.waits if waits], default=0)
+
+
+def _ranks(steps: StepTable) -> Iterator[TraceEvent]:
+    """Yield what each rank waited for the others, at the end of each step."""
+    for step in steps if _world(steps) else ():
+        for rank, wait in enumerate((step.ranks_ns, *step.waits)):
+            yield _span(RANK_LANES + rank, "waits", step.device_end - wait, step.device_end, {"step": step.step})
 
 
 def _counters(steps: StepTable) -> Iterator[TraceEvent]:
@@ -229,13 +246,13 @@ def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator
     yield {"ph": "f", "bp": "e", "pid": ENGINE, "tid": COMPUTE, "ts": steps[-1].device_start, **flow}
 
 
-STEP_COLUMNS = (*COLUMNS, "idle_ns", "cause")
-"""Columns of `step_rows`: a step's, then the idle time before it and its main cause."""
+STEP_COLUMNS = (*COLUMNS, "waits", "idle_ns", "cause")
+"""Columns of `step_rows`: a step's, further ranks' waits, the idle time before it, and the main cause of that."""
 
 
 def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:
     """Return a row of STEP_COLUMNS for each step but the first, which only marks the start of idle time, and the
-    gaps."""
+    gaps, in order of time."""
     rows, before = steps.rows[1:], steps.rows[:-1]
     parts = idle_parts(rows, before["device_end"])
     follows = rows["step"] == before["step"] + 1
@@ -243,4 +260,6 @@ def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:
     idle = lengths.sum(axis=0).tolist()
     causes = parts.causes()[lengths.argmax(axis=0), np.arange(len(rows))].tolist() if len(rows) else []
     named = [CAUSES[cause] if ns else None for cause, ns in zip(causes, idle, strict=True)]
-    return [[*row, ns, cause] for row, ns, cause in zip(rows.tolist(), idle, named, strict=True)], all_gaps(steps)
+    found = zip(rows.tolist(), steps.waits[1:], idle, named, strict=True)
+    gaps = sorted(all_gaps(steps) + gaps_within(steps[1:]), key=lambda gap: gap.start)
+    return [[*row, *more] for row, *more in found], gaps

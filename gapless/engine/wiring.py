@@ -9,34 +9,38 @@ from math import inf
 from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple
 
-from gapless.base import host
 from gapless.base.config import EngineConfig, parse_depth
+from gapless.base.errors import EngineError
 from gapless.base.part import Part
 from gapless.base.progress import announce
-from gapless.device import Caps, Device, build, device_class, open_device
+from gapless.comm.alone import ONE_RANK
+from gapless.device import Caps, Device, device_class
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
+from gapless.engine.rank_messages import StepPlan
+from gapless.engine.rank_process import RankProcess, start_ranks
+from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
+from gapless.engine.share import check_sum, choose_kernels, facts_of, open_rank_device
 from gapless.engine.sizing import choose_sizes, most_captured, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.engine.warm_up import warm_up
 from gapless.grammar.compiler import Compiler
 from gapless.kernels import native
-from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.loop import mask_threads
-from gapless.loop.build import build_loop
+from gapless.loop.build import build_loop, step_sizes
 from gapless.loop.loop import Loop
 from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.drafting import DRAFTERS
-from gapless.model.loader import dtype_of, load_drafter, load_model
+from gapless.model.loader import load_drafter, load_model
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
@@ -47,12 +51,6 @@ from gapless.step.speculation import Speculation
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
 
-SMALL_MODEL = 50_000_000
-"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
-SMALL_THREADS, SMALL_TIMES = 2, 128
-"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
-on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
-got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
 TINY_MODEL = 8_000_000
 """[parameters] Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an
 average graph. At 12 million both take the same."""
@@ -77,6 +75,7 @@ class Loaded(NamedTuple):
     config: EngineConfig
     """The user's config, with the dtype in use"""
     device: Device
+    ranks: FollowingRanks | None
     kernels: Kernels
     processors: tuple[Processor, ...]
     model: LoadedModel
@@ -92,27 +91,49 @@ def build_core(
     device: Device | None = None,
     spent: Sequence[tuple[str, float]] = (),
     parts: Sequence[Part] = (),
+    processes: Sequence[RankProcess] = (),
 ) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop.
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes` are
+    those of the other ranks, if they are started.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    times = list(spent)
+    processes = processes or start_ranks(config)
+    ranks = FollowingRanks(processes) if processes else None
+    try:
+        return _build(config, device, list(spent), parts, ranks)
+    except BaseException as error:
+        if ranks is not None:
+            ranks.close()
+            if ranks.failure is not None and isinstance(error, EngineError):
+                raise ranks.failure from error
+        raise
+
+
+def _build(
+    config: EngineConfig, device: Device | None, times: Times, parts: Sequence[Part], ranks: FollowingRanks | None
+) -> EngineCore:
     with _timed(times, "device", "opening the device"):
         model_config = load_config(config)
         if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
-        device = device or open_device(config.device, _threads(config, model_config))
+        device = device or open_rank_device(config, model_config)
     try:
-        loaded = _load(device, config, model_config, times)
+        loaded = _load(device, config, model_config, times, ranks)
         with _timed(times, "memory", "sizing KV memory"):
-            sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device)
+            others = _agree(loaded) if ranks else None
+            sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device, others)
             name = loaded.tiers.name(loaded.model.config, loaded.model, device.kind)
-            loop = on_device(device, lambda: build_loop(device, loaded.model, _spec(loaded, sizes, name, parts)))
+            spec = _spec(loaded, sizes, name, parts)
+            if ranks is not None:
+                ranks.build(_plan(loaded, sizes, spec))
+            loop = on_device(device, lambda: build_loop(device, loaded.model, spec))
+            if ranks is not None:
+                check_sum(device, ranks.group)
         info = _info(loaded, sizes)
         built = _surround(loop, loaded, name, info.watchdog_seconds)
         try:
@@ -123,37 +144,51 @@ def build_core(
             built.close()
             raise
     except BaseException:
+        if ranks is not None:
+            ranks.stop()  # a sum would not end by itself
         device.close()
         raise
     return EngineCore(built, info._replace(startup_seconds=tuple(times)))
 
 
-def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Return the number of computing threads on a CPU; 0 for most of its cores."""
-    if config.threads or model_config.sizes.parameters >= SMALL_MODEL:
-        return config.threads
-    return min(SMALL_THREADS, host.usable_cores()) if build.may_have(native.NAME) else 1
+def _agree(loaded: Loaded) -> int:
+    """Wait until all ranks have loaded; return the most pages that each could hold. Raises ConfigError."""
+    ranks, config = loaded.ranks, loaded.config
+    assert ranks is not None
+    return ranks.agree(facts_of(config, loaded.device, loaded.kernels, loaded.model, ranks.group.share))
 
 
-def _load(device: Device, config: EngineConfig, model_config: ModelConfig, times: Times) -> Loaded:
-    """Read the model, its drafter, the adapters and the processors."""
+def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> StepPlan:
+    """Return what the other ranks are to build."""
+    device, drafting = loaded.device, loaded.drafting
+    step = step_bytes(loaded.config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
+    drafts = (drafting.drafts, drafting.rows) if drafting else (0, 0)
+    return StepPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
+
+
+def _load(
+    device: Device, config: EngineConfig, model_config: ModelConfig, times: Times, ranks: FollowingRanks | None
+) -> Loaded:
+    """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
+    if ranks is not None:
+        ranks.fails(device)
+        ranks.load(config)
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
-    kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
-    if not config.threads and model_config.sizes.parameters < SMALL_MODEL:
-        on_device(device, lambda: native.share_from(SMALL_TIMES))
+    kernels = choose_kernels(device, config, model_config)
     processors = import_processors(config.processors, device)
+    group = ranks.group if ranks else ONE_RANK
     with _timed(times, "weights"):
         tiers.look_at_weights()
-        model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
+        model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
         drafting = on_device(device, lambda: speculation(config, device, model))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model.config, model.adapters, device)
         with _timed(times, "adapters", "reading adapters"):
             adapters = Adapters(model.adapters, files.named())
-    return Loaded(config, device, kernels, processors, model, drafting, files, adapters, tiers)
+    return Loaded(config, device, ranks, kernels, processors, model, drafting, files, adapters, tiers)
 
 
 def _spec(loaded: Loaded, sizes: Sizes, name: str, parts: Sequence[Part]) -> LoopSpec:
@@ -177,6 +212,8 @@ def _spec(loaded: Loaded, sizes: Sizes, name: str, parts: Sequence[Part]) -> Loo
         controllers=Controllers.named(config.controllers),
         mask_polls=caps.polled if caps.real_time else None,
         parts=tuple(parts),
+        ranks=loaded.ranks,
+        group=loaded.ranks.group if loaded.ranks else ONE_RANK,
     )
 
 
@@ -211,14 +248,19 @@ def _surround(loop: Loop, loaded: Loaded, name: str, watchdog_seconds: float) ->
     compiler = Compiler(lambda: _vocabulary(config, vocab), loop.bell.ring, loop.planner.limits.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
     updates = WeightUpdates(loop, loaded.model, device, name)
-    return CoreParts(device, loop, compiler, loaded.tiers, updates, changes, watch(loop, watchdog_seconds))
+    ranks = loaded.ranks
+    if ranks is not None:
+        ranks.serve(loop.wants_steps)
+    dog = watch(loop, watchdog_seconds, ranks)
+    return CoreParts(device, loop, compiler, loaded.tiers, updates, changes, dog, ranks)
 
 
-def watch(loop: Loop, seconds: float) -> Watchdog | None:
+def watch(loop: Loop, seconds: float, ranks: FollowingRanks | None = None) -> Watchdog | None:
     """Start a watchdog over the loop; None without a bound, or in simulated time."""
     if not seconds or not loop.device.caps.real_time:
         return None
-    dog = Watchdog(seconds, lambda: loop.counters.steps, loop.wants_steps, loop.device.fail)
+    fail = ranks.fail if ranks else loop.device.fail
+    dog = Watchdog(seconds, lambda: loop.counters.steps, loop.wants_steps, fail, ranks)
     dog.start()
     return dog
 
@@ -232,6 +274,8 @@ def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
     if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
         step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
         device.reserve(step.eager, step.graphs)
+    if loaded.ranks is not None:
+        loaded.ranks.built()
     with _timed(times, "warm-up", "warming up"):
         warm_up(loop, sizes, largest=device.caps.own_memory)
     with _timed(times, "graphs"):

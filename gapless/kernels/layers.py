@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
+from gapless.comm.seam import Group
 from gapless.kernels.kinds import Activation
 from gapless.kernels.seam import Kernels, LayerProduct
 from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
@@ -47,6 +49,14 @@ class SeparateOps:
             self.kernels.adapt(y, found, self.rows.adapters, product.part)
         return found
 
+    def summed(self, y: Tensor, product: LayerProduct) -> Tensor:
+        """Return the product of y with the inputs of all ranks."""
+        return self.product(y, product)
+
+    def whole_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the norm of rows [T, C] by `weight` [C], over the columns of all ranks."""
+        return self.kernels.rms_norm(x, weight, self.eps)
+
     def write(self, qkv: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """Do the first part of `attend`; return qkv [T, Q + 2K, D]."""
         kv = self.rows.kv(layer)
@@ -66,3 +76,25 @@ class SeparateOps:
 
     def end(self, y: Tensor) -> Tensor:
         return y
+
+
+class SharedOps(SeparateOps):
+    """The general way of a rank with a share of each layer's heads and MLP."""
+
+    def __init__(
+        self, group: Group, x: Tensor, rows: LayerRows, eps: float, kernels: Kernels,
+        attention: Callable[[Tensor, int, Attend], Tensor], centered: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(x, rows, eps, kernels, attention, centered)
+        self.group = group
+
+    def summed(self, y: Tensor, product: LayerProduct) -> Tensor:
+        return self.group.add(self.product(y, product))
+
+    def whole_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        mean = self.group.add(wide.square().mean(1, keepdim=True)) / self.group.share.world
+        return (wide * torch.rsqrt(mean + self.eps) * weight).to(x.dtype)
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        return self.group.add_norm(self.x, self.product(y, product), norm, self.eps)

@@ -151,12 +151,15 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     total = units.sum(-1, keepdim=True)
     needed = (top_p * total.double()).ceil().long().clamp(min=1)
     last_p = torch.where(top_p < 1.0, torch.ops.gapless.reach.default(key, units, torch.minimum(needed, total)), 0)
-    kept = (key >= last_k) & (key >= last_p) & (weight >= _real(params, L.MIN_P))
+    min_p = _real(params, L.MIN_P)
+    kept = (key >= last_k) & (key >= last_p) & (weight >= min_p)
     last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
     ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
     value = logits.gather(1, ids)
+    # Later steps may leave the cut of a row without filters as it is: the least of these logits must not bound theirs.
+    asks = (top_k < vocab) | (top_p < 1.0) | (min_p > 0.0)
     # A search that reached an excluded token reached everything.
-    narrow = hot & best.isfinite() & (value > -torch.inf)
+    narrow = asks & hot & best.isfinite() & (value > -torch.inf)
     value, ids = torch.where(narrow, value.view(torch.int32), L.KEEP_VALUE), torch.where(narrow, ids, L.KEEP_ID)
     found = torch.where(rows[:, None] == 0, state[:, L.CUT_VALUE : L.CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
     column = (L.CUT_VALUE + 2 * place)[:, None] + torch.arange(2, device=place.device)

@@ -153,7 +153,8 @@ class Kernels(NamedTuple):
     for each row rows[index[i] % N], finds the cut of its top-k, top-p and min-p after its first index[i] // N drafts,
     and writes it to CUT_VALUE and CUT_ID of that place in `state`. Tokens rank by logit, equal ones by id; masked
     tokens and stop ids below the minimum length are excluded first; top-p counts the tokens left by top-k; the best
-    token always stays. An entry of the null row, or equal to the entry before it, is padding: it writes nothing."""
+    token always stays. The cut of a row without filters, which may be listed beside others, keeps the tokens of any
+    logits. An entry of the null row, or equal to the entry before it, is padding: it writes nothing."""
     sample: Callable[[Tensor, Tensor, Tables, Tensor | None], tuple[Tensor, Tensor]]
     """(logits [P * N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [P, slots, vocab] or None) ->
     tokens int64 [P * N], and bool [P * N] whether some logit is finite and none NaN or +inf. A row with a slot

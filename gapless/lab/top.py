@@ -144,6 +144,9 @@ class TopView:
         self.no_work = _share(idle, accounted)
         self.bubbles = {cause: lost / accounted for cause, lost in bubbles.items()} if accounted else {}
         """Share of the device's time by cause; empty where the server has no such series."""
+        lags, waits = now.by("gapless:rank_lag_steps", "rank"), grew_by("gapless:rank_wait_seconds_total", "rank")
+        self.ranks = {rank: (lag, waits.get(rank, 0.0) / seconds) for rank, lag in lags.items()}
+        """Steps that each rank is behind, and the share of the time that it waited for others"""
         self.http = grew_by("http_requests_total", "status")
         """Answers by class of status ("2xx")."""
         self.refused = grew("vllm:admission_rejections_total")
@@ -196,6 +199,8 @@ def rows(seen: TopView, width: int = TOP_WIDTH) -> list[TopRow]:
         add("Device", _device(seen), seen.busy, "good")
     for number, (cause, share) in enumerate(seen.bubbles.items()):  # zeros too, so that a cause stays on its line
         add("" if number else "Bubbles", [f"{percent(share):>7}  {cause}"], share, cause)
+    if seen.ranks:
+        add("Ranks", [f"{rank}: {lag:.0f} behind, waits {percent(wait)}" for rank, (lag, wait) in seen.ranks.items()])
     if seen.counts:
         add("Counts", [f"{count:.0f} {title}" for title, count in seen.counts.items()])
     if seen.http or seen.refused is not None:

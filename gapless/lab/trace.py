@@ -2,7 +2,7 @@
 
 A file holds raw records as JSON lines, or Chrome trace JSON. The raw form begins with a head; then come `group` lines
 (the keys of a set of decode rows, numbered from 0), `step` lines (the columns of a step, the number of its group, its
-chunks) and `request` lines. Both forms name their columns, and are read by these names.
+chunks, further ranks' waits) and `request` lines. Both forms name their columns, and are read by these names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from gapless.base.errors import ConfigError
-from gapless.base.records import Cause
 from gapless.engine.trace import (
     COLUMNS,
     TRACE_FORMAT,
@@ -31,10 +30,11 @@ from gapless.engine.trace import (
     StepTable,
     all_gaps,
     chrome_trace,
+    gaps_within,
     kind_of,
 )
 
-RAW_FORMAT = "gapless steps 5"
+RAW_FORMAT = "gapless steps 6"
 TRACE_PHASES = {
     "plan": ("planning_at", "planned_at"),
     "pack": ("planned_at", "packed_at"),
@@ -52,6 +52,7 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     step: list[_Int64]
     group: Annotated[int, msgspec.Meta(ge=0)]
     chunks: list[tuple[_Int64, _Int64, _Int64]] = []
+    waits: list[_Int64] = []
 
 
 class _Head(msgspec.Struct):
@@ -94,12 +95,13 @@ def raw_lines(recording: Recording) -> bytes:
     lines: list[Any] = [{"format": RAW_FORMAT, "columns": COLUMNS}]
     known: dict[tuple[int, ...], int] = {}
     steps = recording.steps
-    for numbers, decode, chunks in zip(steps.rows.tolist(), steps.decode, steps.chunks, strict=True):
-        keys = tuple(decode.tolist())
+    for numbers, step in zip(steps.rows.tolist(), steps, strict=True):
+        keys = tuple(step.decode.tolist())
         if keys not in known:
             known[keys] = len(known)
             lines.append({"group": keys})
-        lines.append(_Step(list(numbers), known[keys], [(chunk.key, chunk.start, chunk.size) for chunk in chunks]))
+        chunks = [(chunk.key, chunk.start, chunk.size) for chunk in step.chunks]
+        lines.append(_Step(list(numbers), known[keys], chunks, [*step.waits]))
     lines += [{"request": request} for request in recording.requests]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
@@ -131,7 +133,7 @@ def read_chrome(data: bytes, where: str) -> Recording:
     for event in whole.traceEvents:
         args = event.get("args")
         if isinstance(args, dict) and "record" in args:
-            step = {"step": args["record"], "group": args.get("group"), "chunks": args.get("chunks")}
+            step = {"step": args["record"]} | {name: args.get(name) for name in ("group", "chunks", "waits")}
             steps.append(_record(_decode(step, _Step, where), whole.otherData, where))
         elif isinstance(args, dict) and "arrival" in args:
             requests.append(
@@ -148,7 +150,8 @@ def _record(found: _Step, head: _Head, where: str) -> StepRecord:
         raise ConfigError(f"{where}: a step needs a group that is known")
     numbers: dict[str, Any] = dict(zip(head.columns, found.step, strict=True))
     decode = np.array(head.groups[found.group], np.int64)
-    return StepRecord(**numbers, decode=decode, chunks=tuple(ChunkRecord(*chunk) for chunk in found.chunks))
+    chunks = tuple(ChunkRecord(*chunk) for chunk in found.chunks)
+    return StepRecord(**numbers, decode=decode, chunks=chunks, waits=tuple(found.waits))
 
 
 def _decode(data: Any, kind: type[T], where: str) -> T:
@@ -169,9 +172,9 @@ class TraceSummary:
         self.kinds = Counter(kind_of(step) for step in steps)
         self.missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
         """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
-        vain = [Gap(step.device_start, step.device_end, Cause.GRAMMAR, step.step) for step in steps if step.in_vain]
-        self.busy = int((rows["device_end"] - rows["device_start"]).sum()) - sum(gap.end - gap.start for gap in vain)
-        gaps += vain
+        within = gaps_within(steps)
+        self.busy = int((rows["device_end"] - rows["device_start"]).sum()) - sum(gap.end - gap.start for gap in within)
+        gaps += within
         self.span = self.busy + sum(gap.end - gap.start for gap in gaps)
         """Time covered by the steps and the gaps between them."""
         enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]

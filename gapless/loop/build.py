@@ -11,7 +11,7 @@ from gapless.base.part import Part
 from gapless.device import Caps, Device
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
-from gapless.kernels.tables import Tables
+from gapless.kernels.seam import Kernels
 from gapless.loop import mask_threads
 from gapless.loop.learners import ChunkLearner, DraftLearner
 from gapless.loop.loop import Loop
@@ -19,7 +19,7 @@ from gapless.loop.masks import Masks
 from gapless.loop.parts import LoopParts
 from gapless.loop.requests import Unserved
 from gapless.loop.spec import LoopSpec
-from gapless.loop.steplog import StepLog
+from gapless.loop.steplog import Beside, RankWaits, StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
@@ -36,10 +36,10 @@ from gapless.pace.depth import Depth
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader
-from gapless.step.executor import Executor
 from gapless.step.graphs import GOING_ON, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.launcher import Launcher
 from gapless.step.listing import Lanes
+from gapless.step.memory import StepSizes, build_executor
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import RowOptions, StepProgram
@@ -58,8 +58,6 @@ class Extents(NamedTuple):
     """Tokens of a row's history."""
     width: int
     """Most tokens that a step adds to a row."""
-    places: int
-    """Tokens of a row in a step, drafts included."""
     page_writes: int
     """Most pages that a step gives to all rows."""
     row_writes: int
@@ -67,6 +65,11 @@ class Extents(NamedTuple):
     mixed: MixedSizes | None
     most_rows: int
     """Rows of the widest captured step: it is filled up to its decode rows and its chunks, each by itself."""
+
+    @property
+    def fill(self) -> int:
+        """Most words that fill a new row, without its pages."""
+        return self.history + WISH_WORDS
 
     @classmethod
     def of(cls, spec: LoopSpec, model: Model, caps: Caps) -> Extents:
@@ -81,8 +84,7 @@ class Extents(NamedTuple):
         row_writes = groups * -(-(tokens + sizes.page_size - 1) // sizes.page_size)
         mixed = ON_GPU if spec.mixed is None and caps.pads else spec.mixed
         most_rows = sizes.rows + (mixed.chunks[-1] if mixed else 0)
-        places = drafts.places if drafts else 1
-        return cls(groups, max_pages, history, width, places, page_writes, row_writes, mixed, most_rows)
+        return cls(groups, max_pages, history, width, page_writes, row_writes, mixed, most_rows)
 
 
 def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
@@ -96,14 +98,15 @@ def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     limits_chunks = spec.bounds_stalls or spec.max_itl_ns or spec.controllers.chunk_limit is not ChunkLimit
     chunk_limit = spec.controllers.chunk_limit(spec.max_itl_ns) if limits_chunks else None
     limits = _limits(spec, extents, chunk_limit)
-    launcher = _launcher(_program(device, model, spec, extents), device, rows, depth, limits, spec, extents)
+    launcher = _launcher(device, model, rows, depth, spec, extents)
     tier = _host_tier(device, spec, pools, ledger, launcher.program) if spec.host and index else None
     source = TierSource(tier, index, pools, spec.host.least_tokens) if tier and spec.host and index else NO_SOURCE
     planner = Planner(limits, pools, rows, ledger, index, source)
     adapters = AdapterLoader(device, spec.adapters, rows, ledger) if spec.adapters else None
     transfers = _transfers(device, launcher.program, tier, spec) if tier else None
     masks = _masks(launcher, rows, spec)
-    log = StepLog(device.clock, transfers.stretches) if transfers else StepLog(device.clock)
+    beside = Beside(waits=RankWaits(spec.ranks.waited) if spec.ranks is not None else None)
+    log = StepLog(device.clock, beside._replace(copies=transfers.stretches) if transfers else beside)
     every: list[Part | None] = [Unserved(adapters is not None, masks is not None), adapters, transfers, masks]
     every.append(DraftLearner(launcher.gate, depth) if launcher.gate else None)
     every.append(ChunkLearner(chunk_limit, log) if chunk_limit else None)
@@ -115,40 +118,49 @@ def _limits(spec: LoopSpec, extents: Extents, chunk_limit: ChunkLimit | None) ->
     sizes = spec.sizes
     return Limits(
         sizes.step_tokens, extents.page_writes, sizes.queue, spec.by_priority, spec.program.least, extents.width,
-        extents.row_writes, extents.history + WISH_WORDS, AHEAD if spec.speculation else 1,
+        extents.row_writes, extents.fill, AHEAD if spec.speculation else 1,
         chunk_limit.tokens if chunk_limit else None,
     )  # fmt: skip
 
 
-def _program(device: Device, model: Model, spec: LoopSpec, extents: Extents) -> StepProgram:
-    sizes, at = spec.sizes, device.torch_device
-    entries = extents.groups * extents.max_pages
-    tables = Tables.new(sizes.rows, extents.history, entries, at, model.vocab_size, extents.places)
-    cache = model.new_cache(sizes.pages, sizes.page_size, at)
+def step_sizes(device: Device, model: Model, spec: LoopSpec) -> StepSizes:
+    """Return the sizes of the steps of such a loop, for the ranks that follow it."""
+    extents, depth = Extents.of(spec, model, device.caps), spec.controllers.depth(spec.depth, spec.chain)
+    return _step_sizes(_shapes(device, model, spec, extents), depth, spec, extents)
+
+
+def _step_sizes(shapes: GraphShapes, depth: Depth, spec: LoopSpec, extents: Extents) -> StepSizes:
+    sizes, packets = spec.sizes, depth.most + 1
     outbox = OutboxShape(extents.most_rows, sizes.step_tokens, extents.width)
-    kernels = spec.kernels or choose(device.caps.kernels)
-    options = RowOptions(sizes.slots, spec.speculation, spec.processors, spec.group)
-    return spec.program(model, tables, cache, kernels, outbox, options)
+    fill = extents.fill + PAGE_WORDS * extents.page_writes
+    return StepSizes(
+        sizes.rows, extents.history, extents.groups * extents.max_pages, sizes.pages, sizes.page_size, outbox,
+        shapes.words, packets, packets + depth.longest - 1, fill,
+    )  # fmt: skip
 
 
-def _launcher(
-    program: StepProgram, device: Device, rows: RowTable, depth: Depth, limits: Limits, spec: LoopSpec, extents: Extents
-) -> Launcher:
-    shapes, drafts = _shapes(program, device.caps, spec, extents), spec.speculation
-    slots, fill = depth.most + 1, limits.fill + PAGE_WORDS * extents.page_writes
-    executor = Executor(device, program, shapes.words, slots, slots + depth.longest - 1, fill)
+def _launcher(device: Device, model: Model, rows: RowTable, depth: Depth, spec: LoopSpec, extents: Extents) -> Launcher:
+    shapes, drafts = _shapes(device, model, spec, extents), spec.speculation
+    options = RowOptions(spec.sizes.slots, drafts, spec.processors, spec.group)
+    sizes = _step_sizes(shapes, depth, spec, extents)
+    executor = build_executor(device, model, spec.program, _kernels(device, spec), sizes, options)
     packer, lanes = Packer(rows, extents.max_pages, extents.groups), Lanes(rows)
     make = spec.controllers.draft_gate
     gate = make(spec.sizes.rows, drafts.rows, drafts.sizes, drafts.head is None) if drafts else None
     return Launcher(executor, packer, lanes, shapes, spec.patience, gate, spec.ranks)
 
 
-def _shapes(program: StepProgram, caps: Caps, spec: LoopSpec, extents: Extents) -> GraphShapes:
-    sizes, model, drafts = spec.sizes, program.model, spec.speculation
+def _kernels(device: Device, spec: LoopSpec) -> Kernels:
+    return spec.kernels or choose(device.caps.kernels)
+
+
+def _shapes(device: Device, model: Model, spec: LoopSpec, extents: Extents) -> GraphShapes:
+    sizes, drafts = spec.sizes, spec.speculation
     decode = buckets_up_to(sizes.rows) if spec.buckets is None else tuple(sorted(set(spec.buckets)))
+    mixes = _kernels(device, spec).begin_mixed is not None and not model.bounded
     return GraphShapes(
-        decode if caps.captures else (),
-        extents.mixed if program.kernels.begin_mixed is not None and not model.bounded else None,
+        decode if device.caps.captures else (),
+        extents.mixed if mixes else None,
         model.bounded,
         sizes.page_size,
         max_words(extents.most_rows + GOING_ON[-1], extents.page_writes, sizes.step_tokens),

@@ -72,6 +72,16 @@ class StepCounts:
         return self.admitted_cached - self.admitted_loaded
 
 
+@dataclass(frozen=True, slots=True)
+class RankCounts:
+    """Numbers of each rank of an engine, the leader first; empty for one rank."""
+
+    lag: tuple[int, ...] = ()
+    """Steps sent to a rank that it has not enqueued."""
+    waited_ns: tuple[int, ...] = ()
+    """Time that its steps waited for other ranks."""
+
+
 @dataclass(slots=True)
 class MaskCounts:
     """Masks written for rows with matchers."""
@@ -145,10 +155,14 @@ class StepRecord(NamedTuple):
     """Whether the host waited for this step, in observe."""
     in_vain: bool
     """Whether it computed no prompt, and gave no row a token since the masks of all were late"""
+    ranks_ns: int
+    """The part of its time on the device that it waited for other ranks."""
     decode: Int64s
     """Requests that decoded one token each; steps with the same ones share the array."""
     chunks: tuple[ChunkRecord, ...]
     """Known tokens that ran, of a prompt or of a preempted request."""
+    waits: tuple[int, ...] = ()
+    """`ranks_ns` of each further rank, in order."""
 
     @property
     def host_ns(self) -> int:
@@ -171,25 +185,29 @@ _STEP_BYTES = STEP.itemsize
 
 
 class StepTable(Sequence[StepRecord]):
-    """Steps in order: `rows` [n] are their integer columns, `decode` and `chunks` their requests.
+    """Steps in order: `rows` [n] are their integer columns, `decode` and `chunks` their requests, and `waits` the
+    waits of further ranks.
 
     An index gives a StepRecord.
     """
 
-    __slots__ = ("chunks", "decode", "rows")
+    __slots__ = ("chunks", "decode", "rows", "waits")
 
-    def __init__(self, rows: StepRows, decode: list[Int64s], chunks: list[tuple[ChunkRecord, ...]]) -> None:
-        assert len(rows) == len(decode) == len(chunks), "a step has one entry of each"
+    def __init__(
+        self, rows: StepRows, decode: list[Int64s], chunks: list[tuple[ChunkRecord, ...]], waits: list[tuple[int, ...]]
+    ) -> None:
+        assert len(rows) == len(decode) == len(chunks) == len(waits), "a step has one entry of each"
         self.rows = rows
         self.decode = decode
         self.chunks = chunks
+        self.waits = waits
 
     @classmethod
     def of(cls, records: Iterable[StepRecord] = ()) -> StepTable:
         """Return the table of these steps."""
         records = list(records)
         rows = np.array([record[: len(COLUMNS)] for record in records], STEP)
-        return cls(rows, [record.decode for record in records], [record.chunks for record in records])
+        return cls(rows, *([getattr(record, name) for record in records] for name in ("decode", "chunks", "waits")))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -200,21 +218,23 @@ class StepTable(Sequence[StepRecord]):
     def __getitem__(self, place: slice) -> StepTable: ...
     def __getitem__(self, place: int | slice) -> StepRecord | StepTable:
         if isinstance(place, slice):
-            return StepTable(self.rows[place], self.decode[place], self.chunks[place])
-        return _record(self.rows[place].item(), self.decode[place], self.chunks[place])
+            return StepTable(self.rows[place], self.decode[place], self.chunks[place], self.waits[place])
+        return _record(self.rows[place].item(), self.decode[place], self.chunks[place], self.waits[place])
 
     def __iter__(self) -> Iterator[StepRecord]:
-        return map(_record, self.rows.tolist(), self.decode, self.chunks)
+        return map(_record, self.rows.tolist(), self.decode, self.chunks, self.waits)
 
     def __add__(self, other: StepTable) -> StepTable:
         rows = np.concatenate([self.rows, other.rows])
-        return StepTable(rows, self.decode + other.decode, self.chunks + other.chunks)
+        return StepTable(rows, self.decode + other.decode, self.chunks + other.chunks, self.waits + other.waits)
 
 
-def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, ...]) -> StepRecord:
+def _record(
+    numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, ...], waits: tuple[int, ...]
+) -> StepRecord:
     columns: dict[str, Any] = dict(zip(COLUMNS, numbers, strict=True))
     flags = {name: bool(columns[name]) for name in ("missed", "chained", "waited", "in_vain")}
-    return StepRecord(**(columns | flags), decode=decode, chunks=chunks)
+    return StepRecord(**(columns | flags), decode=decode, chunks=chunks, waits=waits)
 
 
 class StepRing:
@@ -225,6 +245,7 @@ class StepRing:
         self._rows = np.frombuffer(self._bytes, STEP)
         self._decode: list[Int64s] = [np.zeros(0, np.int64)] * size
         self._chunks: list[tuple[ChunkRecord, ...]] = [()] * size
+        self._waits: list[tuple[int, ...]] = [()] * size
         self._size = size
         self._first = 0
         self.begun = self.ended = self.accounted = 0
@@ -245,9 +266,11 @@ class StepRing:
         _LAUNCH.pack_into(self._bytes, place * _STEP_BYTES, *launch)
         self.begun += 1
 
-    def end(self, *end: int) -> None:
-        """End the oldest step in flight: the columns from `device_start` to `in_vain`, in order."""
-        _END.pack_into(self._bytes, self.ended % self._size * _STEP_BYTES + _LAUNCH.size, *end)
+    def end(self, waits: tuple[int, ...], *end: int) -> None:
+        """End the oldest step in flight: further ranks' waits, and the columns from `device_start` on, in order."""
+        place = self.ended % self._size
+        self._waits[place] = waits
+        _END.pack_into(self._bytes, place * _STEP_BYTES + _LAUNCH.size, *end)
         self.ended += 1
 
     def flying(self, place: int, column: str) -> int:
@@ -261,8 +284,8 @@ class StepRing:
         steps = steps[-self._size :]
         places = [place % self._size for place in range(self.ended - len(steps), self.ended)]
         self._rows[places] = steps.rows
-        for place, decode, chunks in zip(places, steps.decode, steps.chunks, strict=True):
-            self._decode[place], self._chunks[place] = decode, chunks
+        for place, decode, chunks, waits in zip(places, steps.decode, steps.chunks, steps.waits, strict=True):
+            self._decode[place], self._chunks[place], self._waits[place] = decode, chunks, waits
 
     def rows(self, first: int) -> StepRows:
         """Return the columns of steps from number `first` on, as counted by `ended`; a view if contiguous."""
@@ -276,7 +299,7 @@ class StepRing:
         first = min(max(first, self.oldest), self.ended)
         places = [place % self._size for place in range(first, self.ended)]
         decode, chunks = [self._decode[place] for place in places], [self._chunks[place] for place in places]
-        return StepTable(self.rows(first).copy(), decode, chunks)
+        return StepTable(self.rows(first).copy(), decode, chunks, [self._waits[place] for place in places])
 
     def after(self, step: int, since: int = 0) -> StepTable:
         """Return the steps later than `step`, committed at or after `since`; steps are numbered without gaps."""

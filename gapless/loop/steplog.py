@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gapless.device import Fence
@@ -32,15 +32,46 @@ class Measured(NamedTuple):
     """Whether it scored prompt tokens, which takes longer."""
 
 
+class RankWaits:
+    """Gives each step its part of the time that the ranks have waited for each other, the leader first."""
+
+    def __init__(self, waited: Callable[[], Sequence[int]]) -> None:
+        """`waited` returns all of it so far, ns."""
+        self._waited = waited
+        self._given = [*waited()]
+
+    def of(self, length: int) -> list[int]:
+        """Return the waits of the oldest step, which took `length`. Waits of steps after it may be among them, but
+        none is given twice, and no step gets more than its time."""
+        found = [min(now - given, length) for now, given in zip(self._waited(), self._given, strict=True)]
+        self._given = [given + more for given, more in zip(self._given, found, strict=True)]
+        return found
+
+    def forget(self) -> None:
+        """Leave out everything until now."""
+        self._given = [*self._waited()]
+
+
+class Beside(NamedTuple):
+    """Sources of times beside the steps' own."""
+
+    copies: Callable[[], StepCopies] = lambda: NO_COPIES
+    """Returns the latest copies of pages, from `loads_from` to `stores_until`."""
+    waits: RankWaits | None = None
+    """None for one rank"""
+
+
+NOTHING_BESIDE = Beside()
+
+
 class StepLog:
     """The records of the latest steps, the timeline and the counters of one loop. The loop's thread writes it."""
 
-    def __init__(self, clock: Callable[[], int], copies: Callable[[], StepCopies] = lambda: NO_COPIES) -> None:
-        """`copies` returns the latest copies of pages, from `loads_from` to `stores_until`."""
+    def __init__(self, clock: Callable[[], int], beside: Beside = NOTHING_BESIDE) -> None:
         self.records = StepRing()
         self.timeline = Timeline()
         self.counters = StepCounts()
-        self._clock, self._copies = clock, copies
+        self._clock, self._beside = clock, beside
         # Times before the next launch, for its record.
         self._work_at = 0
         self._held = NOT_HELD
@@ -92,7 +123,7 @@ class StepLog:
             flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, *self._held,
-            planning_at, self._planned_at, packed_at, flight.launched_at, *self._copies(),
+            planning_at, self._planned_at, packed_at, flight.launched_at, *self._beside.copies(),
             *self._captures, flight.decision.missed, False,
         )  # fmt: skip
         self._work_at, self._held, self._captures = 0, NOT_HELD, NO_CAPTURE
@@ -161,7 +192,9 @@ class StepLog:
             self._held = flight.plan.step, on_host
         records, (observed_at, waited), now = self.records, self._observed, self._clock()
         (held, in_vain), self._held_rows = self._held_rows, NONE_HELD
-        records.end(start, end, on_host, self._observing_at, observed_at, now, waited, in_vain)
+        waits = self._beside.waits
+        mine, *others = waits.of(end - start) if waits is not None else (0,)
+        records.end(tuple(others), start, end, on_host, self._observing_at, observed_at, now, waited, in_vain, mine)
         if records.ended - records.accounted == ACCOUNTED_STEPS:
             self._account()
         host, scored = flight.launched_at - flight.packed_at + now - observed_at, flight.decision.logprobs
@@ -183,6 +216,8 @@ class StepLog:
     def forget(self) -> None:
         """Reset all counters."""
         self.records.clear()
+        if self._beside.waits is not None:
+            self._beside.waits.forget()
         self.counters = StepCounts()
         self.timeline = Timeline()
         self.records.accounted = self.records.ended

@@ -15,8 +15,9 @@ five parts, any of which may be empty:
 5. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
 A step whose rows all lacked masks counts as idle with the cause `grammar`. Any other counts as busy from its first to
-its last event. If the host enqueues a step kernel by kernel while it runs, the device may have waited inside it, which
-no event shows.
+its last event, but for the time that it waited for other ranks, cause `ranks`: many short waits, which are shown as one
+at its end. If the host enqueues a step kernel by kernel while it runs, the device may have waited inside it, which no
+event shows.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from gapless.loop.records import COLUMNS, StepRows, StepTable
 TOKEN_BUCKETS = 33
 _NO_WORK, _COPY_WAIT, _LAUNCH = (CAUSES.index(cause) for cause in (Cause.NO_WORK, Cause.COPY_WAIT, Cause.LAUNCH))
 _GRAMMAR, _CAPTURE = CAUSES.index(Cause.GRAMMAR), CAUSES.index(Cause.CAPTURE)
+_RANKS = CAUSES.index(Cause.RANKS)
 _HOST_LATE, _GRAPH_MISS, _DEPTH = (CAUSES.index(cause) for cause in (Cause.HOST_LATE, Cause.GRAPH_MISS, Cause.DEPTH))
 
 
 class Gap(NamedTuple):
-    """Idle time of the device from `start` to `end`, before `step`."""
+    """Idle time of the device from `start` to `end`, before `step` or in it."""
 
     start: int
     end: int
@@ -86,6 +88,18 @@ def all_gaps(steps: StepTable) -> list[Gap]:
     rows = steps.rows
     follows = rows["step"][1:] == rows["step"][:-1] + 1
     return gaps_before(rows[1:][follows], rows["device_end"][:-1][follows])
+
+
+def gaps_within(steps: StepTable) -> list[Gap]:
+    """Return the idle times inside of steps, which count as neither busy nor between two of them."""
+    rows = steps.rows
+    starts = np.where(rows["in_vain"] != 0, rows["device_start"], rows["device_end"] - rows["ranks_ns"])
+    # Two clocks may disagree a little.
+    np.maximum(starts[1:], np.maximum.accumulate(rows["device_end"])[:-1], out=starts[1:])
+    places = np.flatnonzero(starts < rows["device_end"])
+    columns = (starts, rows["device_end"], rows["in_vain"], rows["step"])
+    found = zip(*(column[places].tolist() for column in columns), strict=True)
+    return [Gap(start, end, Cause.GRAMMAR if in_vain else Cause.RANKS, step) for start, end, in_vain, step in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +205,11 @@ class Timeline:
         if launched:
             np.add.at(self._idle, late, edges[4] - edges[3])
         self.covered = int(reached[-1])
-        in_vain = int((end - start)[rows["in_vain"] != 0].sum())
-        self._idle[_GRAMMAR] += in_vain
-        self.busy += int((reached - edges[5]).sum()) - in_vain
+        vain = rows["in_vain"] != 0
+        in_vain, ran = int((end - start)[vain].sum()), reached - edges[5]
+        awaited = int(np.minimum(rows["ranks_ns"], ran)[~vain].sum())
+        self._idle[[_GRAMMAR, _RANKS]] += (in_vain, awaited)
+        self.busy += int(ran.sum()) - in_vain - awaited
 
     def _count(self, decode: Int64s, chunk: Int64s) -> None:
         prefill = int(np.count_nonzero(chunk))

@@ -6,6 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Protocol
 
 from gapless.base.errors import StalledError
 
@@ -16,6 +17,18 @@ def patience(seconds: float, operations: float, rate: float) -> float:
     0 stays 0, no limit.
     """
     return max(seconds, operations / rate) if seconds else 0.0
+
+
+class WatchedRanks(Protocol):
+    """The ranks of an engine, as a report of a stall needs them."""
+
+    def behind(self) -> str:
+        """Say which rank the others wait for."""
+        ...
+
+    def report(self) -> str:
+        """Return the place of every rank, and the last orders."""
+        ...
 
 
 class Watchdog:
@@ -30,7 +43,7 @@ class Watchdog:
 
     def __init__(
         self, seconds: float, progress: Callable[[], float], busy: Callable[[], bool],
-        on_stall: Callable[[StalledError], None],
+        on_stall: Callable[[StalledError], None], ranks: WatchedRanks | None = None,
     ) -> None:  # fmt: skip
         assert seconds > 0
         self._seconds = seconds
@@ -39,6 +52,7 @@ class Watchdog:
         self._progress = progress
         self._busy = busy
         self._on_stall = on_stall
+        self._ranks = ranks
         self._seen = progress()
         self._looks = 0
         """Consecutive looks with work and no progress."""
@@ -62,14 +76,17 @@ class Watchdog:
             return None
         self._looks += 1
         if self._looks * self.pause > self._seconds:
-            return StalledError(f"no step completed for {self._seconds:g} s while requests were waiting for one")
+            behind = f"; {self._ranks.behind()}" if self._ranks else ""
+            return StalledError(
+                f"no step completed for {self._seconds:g} s while requests were waiting for one{behind}"
+            )
         return None
 
     def _run(self) -> None:
         while not self._stop.wait(self.pause):
             error = self.look()
             if error is not None:
-                seen = stacks()
+                seen = stacks() + (self._ranks.report() if self._ranks else "")
                 self._on_stall(error)
                 print(f"gapless: {error}; the stacks of all threads when it was noticed:\n{seen}", file=sys.stderr)
                 return

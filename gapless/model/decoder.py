@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.kernels import plain
 from gapless.kernels.kinds import WeightKind, WeightLayout
 from gapless.kernels.kv import KVFormat, KVLayout
-from gapless.kernels.layers import SeparateOps
+from gapless.kernels.layers import SeparateOps, SharedOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
 from gapless.kernels.views import Attend, NormWeights, Rotation
@@ -100,12 +103,12 @@ class Block(NamedTuple):
         """Add to the rows what a layer of any kind computes."""
         spec = self.spec
         y = ops.normed(ops.x, self.input_norm)
-        mixed = ops.product(self._attention(ops, y, layer, angles), self.output)
+        mixed = ops.summed(self._attention(ops, y, layer, angles), self.output)
         ops.x.add_(ops.normed(mixed, self.attention_norm), alpha=spec.residual)
         if spec.order is not NormOrder.PARALLEL:
             y = ops.normed(ops.x, self.mlp_norm)
         y = ops.activated(ops.product(y, self.gate_up), spec.mlp.activation, spec.mlp.gated)
-        ops.x.add_(ops.normed(ops.product(y, self.down), self.output_norm), alpha=spec.residual)
+        ops.x.add_(ops.normed(ops.summed(y, self.down), self.output_norm), alpha=spec.residual)
 
     def _attention(self, ops: SeparateOps, y: Tensor, layer: int, angles: Tensor) -> Tensor:
         qkv, rotation, at = ops.product(y, self.qkv), self.rotation(angles), self.spec.attention
@@ -116,13 +119,27 @@ class Block(NamedTuple):
                 (qkv[:, :queries], rotation.qk_norm[: at.heads]),
                 (qkv[:, queries : queries + at.kv_heads * at.head_dim], rotation.qk_norm[at.heads :]),
             ):
-                part.copy_(ops.kernels.rms_norm(part.contiguous(), weight.flatten(), self.eps))
+                part.copy_(ops.whole_norm(part.contiguous(), weight.flatten()))
             rotation = rotation._replace(qk_norm=None)
         return ops.attend(qkv, rotation, layer, self.attend)
 
 
+class KVPlace(NamedTuple):
+    """The layers of a KV memory that a model has."""
+
+    spare: int = 0
+    """Layers that it leaves to others"""
+    first: int = 0
+    """The first of its own"""
+
+
+WHOLE_KV = KVPlace()
+
+
 class Decoder(PagedModel):
-    """Implements the `Model` protocol over `params`, which are on one device in one dtype.
+    """Implements the `Model` protocol over `params`, which are on one device in one dtype, and a rank's share of it.
+
+    `config` is the whole model's, `spec` a rank's.
 
     It takes `params` over and empties its list of layers, so that a layer's loaded matrices can be let go while the
     next is put into the layout of the device.
@@ -130,14 +147,14 @@ class Decoder(PagedModel):
 
     def __init__(
         self, config: ModelConfig, params: Params, max_model_len: int, kernels: Kernels = plain.KERNELS,
-        adapters: AdapterTables | None = None, spare_layers: int = 0, first_layer: int = 0,
+        adapters: AdapterTables | None = None, place: KVPlace = WHOLE_KV, group: Group = ONE_RANK,
     ) -> None:  # fmt: skip
-        """`spare_layers` are layers of the KV memory that the model leaves to others, `first_layer` its own first."""
-        self.config, self.spec = config, config.spec
-        self.first_layer, self.spare_layers = first_layer, spare_layers
+        assert params.share == group.share, "a rank has the weights of its share"
+        self.config, self.spec, self.group = config, config.spec.shared(group.share), group
+        self.spare_layers, self.first_layer = place
         self.kernels, self.eps, device = kernels, self.spec.norm.eps, params.embedding.device
         self.device, self.dtype = device, params.embedding.dtype
-        at, self.cache_layers = self.spec.layer.attention, len(self.spec.layers) + spare_layers
+        at, self.cache_layers = self.spec.layer.attention, len(self.spec.layers) + place.spare
         self.kv = KVLayout(KVFormat.AUTO, at.kv_heads, at.head_dim, self.dtype)
         self.ropes = rope_tables(config, max_model_len, device)
         self.blocks: list[Block] = []
@@ -152,7 +169,7 @@ class Decoder(PagedModel):
         """Layouts of the weights of layers as read, each with the kind that is computed with"""
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
-        ways = kernels.ways if self.spec.plain else ()
+        ways = kernels.ways if self.spec.plain and self.alone else ()
         self.ways = [(most, way) for way in ways if (most := way.most(products))]
         """The faster ways of these products, each with its most rows"""
         self.head = kernels.linear(dense(params.head))
@@ -165,6 +182,11 @@ class Decoder(PagedModel):
         self.bounded = kernels.bounded
         self.vocab_size, self.max_model_len = self.spec.vocab_size, max_model_len
         self.adapters = adapters
+
+    @property
+    def alone(self) -> bool:
+        """Whether one rank has the whole model."""
+        return self.group.share.world == 1
 
     def groups(self) -> tuple[PageGroup, ...]:
         """One page group: entries outside of windows are masked, and kept."""
@@ -228,18 +250,21 @@ class Decoder(PagedModel):
 
     def separate_ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> SeparateOps:
         """Return them one by one: the general way."""
+        make = SeparateOps if self.alone else partial(SharedOps, self.group)
         attention = PagedAttention(self.kernels, inputs, plan, cache)
-        return SeparateOps(
-            x, inputs.layer_rows(cache), self.eps, self.kernels, attention.forward, self.spec.norm.centered
-        )
+        return make(x, inputs.layer_rows(cache), self.eps, self.kernels, attention.forward, self.spec.norm.centered)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab], in the model's dtype."""
-        return self._scaled(self.head(hidden))
+        """[N, hidden] -> [N, vocab], in the model's dtype; [N, 0] on ranks that follow."""
+        if self.alone:
+            return self._scaled(self.head(hidden))
+        out = hidden.new_empty(len(hidden), self.vocab_size if self.group.share.leads else 0)
+        self.write_logits(hidden, out)
+        return out
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         """Write `logits(hidden)` to `out`, without a copy where the product can."""
-        self._scaled(self.head(hidden, out))
+        self._scaled(self.head(hidden, out) if self.alone else self.group.gather(self.head(hidden), out))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Scale and cap logits in place."""
@@ -250,6 +275,15 @@ class Decoder(PagedModel):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids int64 [T] -> [T, hidden]."""
+        if self.alone:
+            return self._embedded(ids)
+        first, last = self.spec.own_tokens(self.group.share)
+        others = (ids < first) | (ids >= last)
+        x = self._embedded((ids - first).clamp(0, last - first - 1))
+        return self.group.add(x.masked_fill_(others[:, None], 0.0))
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Return rows of the embedding that is here."""
         if self.embedding is not None:
             return embedding(ids, self.embedding)
         rows: Tensor = self.head.rows(ids)  # type: ignore[attr-defined]

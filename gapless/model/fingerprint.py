@@ -18,6 +18,8 @@ from gapless.base.progress import announce
 
 HASH_BLOCK, READ_BYTES = 64 << 20, 1 << 20
 """Bytes that one thread digests at a time, and reads at a time"""
+SAMPLES, SAMPLE_BYTES = 256, 4096
+"""Parts of a file that ranks compare, and bytes of each"""
 MOST_THREADS = 16
 LARGE = 1 << 30
 """Reading a file of at least this many bytes is reported as progress of the start."""
@@ -40,6 +42,24 @@ def fingerprint(directory: Path) -> str:
 def digest_of(directory: Path) -> str:
     """Return a digest of every byte of the checkpoint's config and weights, so that none can change unseen."""
     return _joined(directory, _read)
+
+
+def weights_digest(directory: Path, seed: int | None = None) -> str:
+    """Return a cheap digest, for ranks to compare their weights: of the config and of samples of each file of weights,
+    its header first; or of the config and the `seed` of dummy weights."""
+    if seed is None:
+        return _joined(directory, _sampled)
+    return sha256(f"{seed} ".encode() + (directory / "config.json").read_bytes()).hexdigest()
+
+
+def _sampled(path: Path) -> str:
+    """Return a digest of a file's size and evenly spread parts."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = sha256(f"{size} ".encode())
+        for start in sorted({number * size // SAMPLES for number in range(SAMPLES)}):
+            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, start))
+    return digest.hexdigest()
 
 
 def _joined(directory: Path, file_digest: Callable[[Path], str]) -> str:

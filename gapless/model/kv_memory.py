@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import ConfigError
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.kernels import plain
 from gapless.kernels.arch import stores_e4m3
 from gapless.kernels.kv import KVFormat, KVLayout, scales_of
@@ -39,6 +41,8 @@ class PagedModel:
     """Words of the format and its scales, equal for equal ones"""
     cache_layers: int
     """Layers of the KV memory, spare ones too"""
+    group: Group = ONE_RANK
+    """The ranks that share the model"""
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one KV page of all layers."""
@@ -116,4 +120,7 @@ def measured(model: Any) -> Tensor:
     shape = BatchShape(0, ((0, count),), 1)
     with torch.no_grad():
         exact.forward(inputs, exact.plan(shape), cache)
-        return scales_of(cache.data.abs().amax((0, 3, 4, 5)))
+        found = cache.data.abs().amax((0, 3, 4, 5))
+        parts = found.new_zeros(model.group.share.world, *found.shape)
+        parts[model.group.share.rank] = found
+        return scales_of(model.group.add(parts).amax(0))  # equal on all ranks, and on one that has all heads

@@ -11,12 +11,14 @@ from torch import Tensor
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.progress import announce
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.kernels import plain
 from gapless.kernels.kv import KVFormat
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_asked_config, read_draft_config, resolve_model_dir
-from gapless.model.decoder import Decoder
+from gapless.model.decoder import Decoder, KVPlace
 from gapless.model.drafting.draft_model import DraftModel, PageShare
 from gapless.model.drafting.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.drafting.heads import RecurrentHead
@@ -30,6 +32,7 @@ from gapless.model.native_check import HOST, check_native
 from gapless.model.params import Params, allocate
 from gapless.model.registry import Impl
 from gapless.model.seam import LoadedModel
+from gapless.model.shares import check_share
 from gapless.model.slots import slots
 from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
@@ -40,8 +43,11 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> LoadedModel:
-    """Build the model of `config.model` on `device`, in `config.dtype`: a `Decoder`, or a `TransformersModel`.
+def load_model(
+    config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS, group: Group = ONE_RANK
+) -> LoadedModel:
+    """Build a rank's share of the model of `config.model` on `device`, in `config.dtype`: a `Decoder`, or a
+    `TransformersModel`.
 
     Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
     wrong, and its field or tensor.
@@ -49,9 +55,10 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_asked_config(config)
     length = model_length(config, model)
+    refuse_shares(config, model, group.share.world)
     if model.impl == Impl.TRANSFORMERS:
         return _by_transformers(config, directory, model, device, kernels)
-    if config.check:
+    if config.check and group.share.leads:
         check_native(directory, kernels if device == HOST else plain.KERNELS)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
@@ -59,19 +66,34 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     joins = adapted and any(way.adapts for way in kernels.ways) and model.quantization is None
     joins = joins and model.spec.plain
     below = lines_below(model, count, rank) if joins else 0
-    params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
+    dtype = dtype_of(config, model)
+    params = _filled(allocate(model, dtype, device, below, group.share), config, directory, model)
     for (_, why), many in layouts_of(model).items():
         if why:
-            announce(f"{many} products are multiplied out to {dtype_of(config, model)}: {why}")
+            announce(f"{many} products are multiplied out to {dtype}: {why}")
     announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     make = family_of(model.architecture).model or Decoder
-    made: Decoder = make(model, params, length, kernels, tables, spare)
+    made: Decoder = make(model, params, length, kernels, tables, KVPlace(spare), group)
     store_kv(made, KVFormat(config.kv_cache_dtype), config.block_size, params.kv_scales)
     for layout, kind in sorted(made.layouts):
         if kind is not layout.kind:
             announce(f"weights in {layout} are multiplied out to {made.dtype}: {kernels.name} kernels have no product")
     return made
+
+
+def refuse_shares(config: EngineConfig, model: ModelConfig, world: int) -> None:
+    """Raise ConfigError, naming the mend, unless `world` ranks can share the model and all that is asked of it."""
+    if world == 1:
+        return
+    for asked, what in (
+        (model.impl == Impl.TRANSFORMERS, f"{model.architecture} is computed by the Transformers backend, which has"),
+        (config.lora_modules or config.lora_dir, "adapters need"),
+        (config.speculation and config.speculation.in_pages, "drafts by a model need"),
+    ):
+        if asked:
+            raise ConfigError(f"tensor_parallel_size: {what} one rank: leave it out")
+    check_share(model, world)
 
 
 def _by_transformers(
@@ -107,7 +129,7 @@ def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dt
 def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
         announce("making dummy weights")
-        fill_dummy(params, config.base_seed)
+        fill_dummy(params, config.base_seed, model)
         params = params._replace(kv_scales=None)
     else:
         params = read_params(params, directory, model)
@@ -173,7 +195,7 @@ def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftM
         )
     share = PageShare.of(model.config, small, model.kv.format)
     make = family_of(small.architecture).model or Decoder
-    draft = make(small, params, model.max_model_len, model.kernels, spare_layers=share.unused, first_layer=share.first)
+    draft = make(small, params, model.max_model_len, model.kernels, place=KVPlace(share.unused, share.first))
     store_kv(draft, model.kv.format, config.block_size, params.kv_scales)
     return DraftModel(draft, model, model.kernels, partial(share.view, scales=draft.kv_scales))
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.kinds import DENSE, WeightLayout
+from gapless.base.share import WHOLE_SHARE, Share
+from gapless.kernels.kinds import DENSE
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig
-from gapless.model.formats.of_model import format_of
+from gapless.model.formats.of_model import format_of, product_layout
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.spec import LayerSpec, NormOrder, QKNorm
 
@@ -57,7 +58,7 @@ class Params(NamedTuple):
     """A whole model. `head` is `embedding` itself where the two are tied."""
 
     embedding: Tensor
-    """[vocab, hidden]"""
+    """[vocab, hidden]; of a share its own tokens, as in `head`"""
     layers: list[Layer]
     norm: NormWeights
     head: Tensor
@@ -67,16 +68,18 @@ class Params(NamedTuple):
     kv_scales: Tensor | None = None
     """float32 [layers, 2] on the host: scales of keys and values in 8 bits, which a quantised checkpoint may have; 0
     for none, and None once read if it has none"""
+    share: Share = WHOLE_SHARE
 
 
 class _Maker(NamedTuple):
-    """Makes uninitialised parameters."""
+    """Makes uninitialised parameters of a rank's share."""
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     below: int = 0
     format: WeightFormat | None = None
+    share: Share = WHOLE_SHARE
 
     def tensor(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -87,41 +90,32 @@ class _Maker(NamedTuple):
         return NormWeights(new(), new() if spec.norm.bias else None) if present else None
 
     def matrix(self, name: str, layer: LayerSpec, prefix: str) -> Matrix:
-        depth, outputs, biased = layer.products(self.config.spec.hidden_size)[name]
+        depth, outputs, biased = layer.shared(self.share).products(self.config.spec.hidden_size)[name]
+        biased = biased and layer.parts(self.share)[name].biased
         columns, lines = sum(outputs), sum(outputs) + self.below * len(outputs)
         bias = torch.zeros(lines, dtype=self.dtype, device=self.device)[:columns] if biased else None
-        layout = self._layout(name, layer, prefix)
+        layout = product_layout(self.format, self.config, name, layer, prefix)
         if layout == DENSE:
             return Matrix((self.tensor(lines, depth)[:columns],), bias, layout, self.dtype)
         assert not self.below, "tables of adapters are below plain weights alone"
         return Matrix.empty(layout, columns, depth, self.dtype, self.device)._replace(bias=bias)
 
-    def _layout(self, name: str, layer: LayerSpec, prefix: str) -> WeightLayout:
-        """Return the layout that the modules of a product share; the plain one if they differ."""
-        if self.format is None:
-            return DENSE
-        hidden, names = self.config.spec.hidden_size, self.config.names
-        depth, outputs = layer.products(hidden)[name].inputs, names.outputs(name, layer, hidden)
-        stored = [
-            self.format.weight(f"{prefix}.{module}", size, depth)
-            for module, size in zip(names.modules(name), outputs, strict=True)
-        ]
-        found = {DENSE if one is None else one.layout for one in stored}
-        return found.pop() if len(found) == 1 else DENSE
 
-
-def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
-    """Uninitialised parameters. Below each matrix of a layer its memory extends by `below` lines a projection, and
-    behind its bias for as many zeros."""
-    make, spec = _Maker(config, dtype, device, below, format_of(config)), config.spec
+def allocate(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0, share: Share = WHOLE_SHARE
+) -> Params:
+    """Uninitialised parameters of a rank's share. Below each matrix of a layer its memory extends by `below` lines a
+    projection, and behind its bias for as many zeros."""
+    make, spec = _Maker(config, dtype, device, below, format_of(config), share), config.spec
     layers = [_layer(make, layer, config.names.layer.format(i)) for i, layer in enumerate(spec.layers)]
-    embedding, norm = make.tensor(spec.vocab_size, spec.hidden_size), make.norm()
+    first, last = spec.own_tokens(share)
+    embedding, norm = make.tensor(last - first, spec.hidden_size), make.norm()
     assert norm is not None
     head = embedding if spec.tied else torch.empty_like(embedding)
     positions = make.tensor(spec.positions, spec.hidden_size) if spec.positions else None
     asked = config.quantization
     scales = None if asked is None or asked.at_load else torch.zeros(len(layers), 2)
-    return Params(embedding, layers, norm, head, positions, scales)
+    return Params(embedding, layers, norm, head, positions, scales, share)
 
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, prefix: str) -> Layer:
@@ -135,7 +129,7 @@ def allocate_norm(*sizes: int, device: torch.device) -> Tensor:
 
 
 def _layer(make: _Maker, layer: LayerSpec, prefix: str) -> Layer:
-    at, order = layer.attention, layer.order
+    at, order = layer.attention.shared(make.share), layer.order
     heads = at.heads + at.kv_heads
     added = order in (NormOrder.SANDWICH, NormOrder.POST)
     return Layer(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError
+from gapless.base.share import WHOLE_SHARE, Share
 from gapless.kernels.kinds import DENSE
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.views import NormWeights
@@ -18,6 +19,7 @@ from gapless.model.family import TensorNames
 from gapless.model.formats.of_model import format_of
 from gapless.model.formats.seam import FLOATS, StoredWeight, WeightFormat
 from gapless.model.params import NORMS, PRODUCTS, Layer, Params
+from gapless.model.shares import ALL, NOTHING, Cut, module_cuts, token_cut
 from gapless.model.spec import LayerSpec, ModelSpec, QKNorm
 
 _PLAIN = (torch.float32, torch.float16, torch.bfloat16)
@@ -59,19 +61,21 @@ class StoredRows:
     """The rows of a matrix that the tensors of a stored weight fill, once all have been read."""
 
     def __init__(
-        self, module: str, matrix: Matrix, stored: StoredWeight, order: Tensor | None = None, turned: bool = False,
-        may_be_plain: bool = False,
+        self, module: str, matrix: Matrix, stored: StoredWeight, cut: Cut, order: Tensor | None = None,
+        turned: bool = False, plain: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        self.module, self.matrix, self.stored, self.order, self.turned = module, matrix, stored, order, turned
-        self.may_be_plain = may_be_plain
+        """The weight is read whole, and `cut` as a layout. plain: the shape that the checkpoint's weight has if it is
+        not quantised, which it may be."""
+        self.module, self.matrix, self.stored, self.cut = module, matrix, stored, cut
+        self.order, self.turned, self.plain = order, turned, plain
         self.read: dict[str, Tensor] = {}
 
     def put(self) -> None:
         """Fill the rows. Raises CheckpointError."""
         read = {name: tensor.mT if self.turned else tensor for name, tensor in self.read.items()}
         self.read = {}
-        if self.may_be_plain and read.keys() == {"weight"} and read["weight"].dtype in _PLAIN:
-            self.matrix.tensors[0].copy_(read["weight"])
+        if self.plain and read.keys() == {"weight"} and read["weight"].dtype in _PLAIN:
+            self.matrix.tensors[0].copy_(self.cut.of(read["weight"]))
             return
         for name, stored in self.stored.tensors.items():
             if name not in read and not stored.optional:
@@ -81,6 +85,7 @@ class StoredRows:
             raise CheckpointError(f"the scales of '{self.module}' must be finite numbers: fetch its file again")
         if found.layout != self.matrix.layout:
             found = found.multiplied_out()
+        found = self.cut.of_matrix(found)
         for target, tensor in zip(self.matrix.tensors, found.tensors, strict=True):
             target.copy_(tensor if self.order is None else tensor[self.order])
 
@@ -107,27 +112,29 @@ def _pieces(part: StoredRows) -> dict[str, TensorSlot]:
     """Return the tensors of a module's stored weight, by name."""
     found: dict[str, TensorSlot] = {}
     for name, (shape, dtypes, optional, others) in part.stored.tensors.items():
-        shape, optional = shape[::-1] if part.turned else shape, optional or part.may_be_plain
+        shape, optional = shape[::-1] if part.turned else shape, optional or bool(part.plain)
         found[f"{part.module}.{name}"] = StoredTensor(part, name, shape, dtypes, optional, others)
-    if part.may_be_plain:
+    if part.plain:
         name, rest = f"{part.module}.weight", part.stored.tensors.get("weight")
         dtypes = FLOATS + (rest.dtypes if rest else ())
-        found[name] = StoredTensor(part, "weight", tuple(part.matrix.tensors[0].shape), dtypes, True)
+        found[name] = StoredTensor(part, "weight", part.plain, dtypes, True)
     return found
 
 
 def slots(config: ModelConfig, params: Params) -> dict[str, TensorSlot]:
     """Return where each tensor goes that the checkpoint must hold, by its Hugging Face name."""
     names, spec, form = config.names, config.spec, format_of(config)
-    found = plain_slots(form, names.embedding, params.embedding) | _norm_slots(names.norm, params.norm, names)
+    shape, cut = (spec.vocab_size, spec.hidden_size), token_cut(spec, params.share)
+    found = plain_slots(form, names.embedding, params.embedding, shape, cut)
+    found |= _norm_slots(names.norm, params.norm, names)
     if params.positions is not None:
         found[f"{names.positions}.weight"] = Slot.of(params.positions)
     if not spec.tied:
-        found |= plain_slots(form, names.head, params.head)
+        found |= plain_slots(form, names.head, params.head, shape, cut)
     if params.kv_scales is not None:
         found |= _kv_scale_slots(names, params.kv_scales)
     for i, layer in enumerate(params.layers):
-        found |= _layer_slots(_Read(config, form, spec.layers[i], names.layer.format(i)), layer)
+        found |= _layer_slots(_Read(config, form, spec.layers[i], names.layer.format(i), params.share), layer)
     return found
 
 
@@ -155,24 +162,29 @@ class _Read(NamedTuple):
     config: ModelConfig
     format: WeightFormat | None
     kind: LayerSpec
+    """The layer of one rank that has the whole"""
     prefix: str
+    share: Share = WHOLE_SHARE
 
 
-def plain_slots(form: WeightFormat | None, module: str, target: Tensor) -> dict[str, TensorSlot]:
-    """Return the slots of a matrix that is plain here, whether or not the checkpoint quantises it."""
-    stored = form.weight(module, *target.shape) if form else None
+def plain_slots(
+    form: WeightFormat | None, module: str, target: Tensor, shape: tuple[int, ...], cut: Cut = ALL
+) -> dict[str, TensorSlot]:
+    """Return the slots of a matrix that is plain here, a part of one of this shape, whether or not the checkpoint
+    quantises it."""
+    stored = form.weight(module, *shape) if form else None
     if stored is None:
-        return {f"{module}.weight": Slot.of(target)}
-    return _pieces(StoredRows(module, Matrix((target,), None, DENSE, target.dtype), stored, may_be_plain=True))
+        return {f"{module}.weight": _row_slot(target, shape, cut)}
+    return _pieces(StoredRows(module, Matrix((target,), None, DENSE, target.dtype), stored, cut, plain=shape))
 
 
 def _layer_slots(read: _Read, layer: Layer) -> dict[str, TensorSlot]:
-    spec, names, found = read.config.spec, read.config.names, dict[str, TensorSlot]()
+    names, found = read.config.names, dict[str, TensorSlot]()
     for name in NORMS:
         if (norm := getattr(layer, name)) is not None:
             found |= _norm_slots(getattr(names, name), norm, names)
     if layer.qk_norm is not None:
-        found |= _qk_norm_slots(spec, read.kind, names, layer.qk_norm)
+        found |= _qk_norm_slots(read, layer.qk_norm)
     found = {f"{read.prefix}.{name}": slot for name, slot in found.items()}
     for name in PRODUCTS:
         found |= _product_slots(read, name, getattr(layer, name))
@@ -181,34 +193,41 @@ def _layer_slots(read: _Read, layer: Layer) -> dict[str, TensorSlot]:
 
 def _product_slots(read: _Read, name: str, matrix: Matrix) -> dict[str, TensorSlot]:
     """Return the slots of the modules of a product."""
-    (config, form, kind, prefix), found = read, dict[str, TensorSlot]()
-    names, start = config.names, 0
-    for i, (module, size) in enumerate(zip(names.modules(name), names.outputs(name, kind, config.spec.hidden_size),
-                                           strict=True)):  # fmt: skip
-        order, module = rope_rows(config.spec, kind, names, name, i), f"{prefix}.{module}"
-        rows, start = slice(start, start + size), start + size
+    (config, form, kind, prefix, share), found = read, dict[str, TensorSlot]()
+    names, hidden, own, start = config.names, config.spec.hidden_size, kind.shared(share), 0
+    modules, (inputs, _, biased) = names.modules(name), kind.products(hidden)[name]
+    inputs = inputs if share.world > 1 else matrix.inputs  # a head that drafts has its own
+    sizes, own_sizes = (names.outputs(name, layer, hidden) for layer in (kind, own))
+    cuts = module_cuts(name, kind, hidden, share, len(modules))
+    for i, (module, size, own_size, cut) in enumerate(zip(modules, sizes, own_sizes, cuts, strict=True)):
+        order, module = rope_rows(config.spec, own, names, name, i), f"{prefix}.{module}"
+        rows, start = slice(start, start + own_size), start + own_size
         part = matrix._replace(tensors=tuple(tensor[rows] for tensor in matrix.tensors))
-        stored = form.weight(module, size, matrix.inputs) if form else None
+        stored = form.weight(module, size, inputs) if form else None
         if stored is None:
-            found[f"{module}.weight"] = _row_slot(part.tensors[0], order, names.transposed)
+            found[f"{module}.weight"] = _row_slot(part.tensors[0], (size, inputs), cut, order, names.transposed)
         else:
             asked = config.quantization
             turned = names.transposed and asked is not None and asked.at_load  # formats have their own order
-            found |= _pieces(StoredRows(module, part, stored, order, turned))
+            found |= _pieces(StoredRows(module, part, stored, cut, order, turned))
         if matrix.bias is not None:
-            found[f"{module}.bias"] = _row_slot(matrix.bias[rows], order, False)
+            found[f"{module}.bias"] = _row_slot(matrix.bias[rows], (size,), cut.of_bias, order)
+        elif biased:  # another rank's
+            found[f"{module}.bias"] = _row_slot(torch.empty(0), (size,), NOTHING)
     return found
 
 
-def _row_slot(part: Tensor, order: Tensor | None, turned: bool) -> Slot:
-    """Return the slot of one module's rows of a product."""
-    shape = tuple(part.shape[::-1] if turned else part.shape)
+def _row_slot(
+    part: Tensor, shape: tuple[int, ...], cut: Cut, order: Tensor | None = None, turned: bool = False
+) -> Slot:
+    """Return the slot of a rank's cut of one module, whose weight has this shape."""
 
     def arrange(read: Tensor) -> Tensor:
-        read = read.mT if turned else read
+        read = cut.of(read.mT if turned else read)
         return read if order is None else read[order]
 
-    return Slot(part, shape, arrange if turned or order is not None else None)
+    plain = not turned and order is None and cut == ALL
+    return Slot(part, shape[::-1] if turned else shape, None if plain else arrange)
 
 
 def _norm_slots(name: str, norm: NormWeights, names: TensorNames) -> dict[str, TensorSlot]:
@@ -239,17 +258,21 @@ def rope_rows(spec: ModelSpec, kind: LayerSpec, names: TensorNames, name: str, n
     return torch.cat((rows, torch.arange(queries + keys, queries + 2 * keys))) if len(names.qkv) == 1 else rows
 
 
-def _qk_norm_slots(spec: ModelSpec, kind: LayerSpec, names: TensorNames, norm: Tensor) -> dict[str, TensorSlot]:
+def _qk_norm_slots(read: _Read, norm: Tensor) -> dict[str, TensorSlot]:
     """Return the slots of the norms of queries and keys: the weight of one head, or of all together."""
-    at = kind.attention
+    spec, names, at, share = read.config.spec, read.config.names, read.kind.attention, read.share
     order = None if at.rope is None else torch.tensor(spec.ropes[at.rope].order(at.head_dim))
-    found: dict[str, TensorSlot] = {}
-    for name, part in ((names.q_norm, norm[: at.heads]), (names.k_norm, norm[at.heads :])):
-        shape = (at.head_dim,) if at.qk_norm is QKNorm.HEAD else (part.numel(),)
+    heads, found = at.shared(share).heads, dict[str, TensorSlot]()
+    for name, part, many, own in (
+        (names.q_norm, norm[:heads], at.heads, share.part(at.heads)),
+        (names.k_norm, norm[heads:], at.kv_heads, at.own_keys(share)),
+    ):
+        alike = at.qk_norm is QKNorm.HEAD
+        rows = slice(None) if alike else slice(*own)
 
-        def arrange(read: Tensor) -> Tensor:
-            heads = read.float().view(-1, at.head_dim)
+        def arrange(read: Tensor, rows: slice = rows) -> Tensor:
+            heads = read.float().view(-1, at.head_dim)[rows]
             return (heads if order is None else heads[:, order]) + (1 if names.norms_lack_one else 0)
 
-        found[f"{name}.weight"] = Slot(part, shape, arrange)
+        found[f"{name}.weight"] = Slot(part, ((1 if alike else many) * at.head_dim,), arrange)
     return found

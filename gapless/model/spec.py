@@ -11,7 +11,11 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from gapless.base.share import Share
 from gapless.kernels.kinds import Activation, Reach
+
+TOKEN_BLOCK = 16
+"""Tokens of a vocabulary that ranks divide by: products like multiples of it"""
 
 
 class NormOrder(Enum):
@@ -94,6 +98,19 @@ class AttentionSpec:
     """The product of queries, keys and values has a bias."""
     output_bias: bool = False
 
+    def own_keys(self, share: Share) -> tuple[int, int]:
+        """Return the first of a rank's heads of keys and values, and the one after its last: ranks that outnumber them
+        repeat them."""
+        if self.kv_heads >= share.world:
+            return share.part(self.kv_heads)
+        first = share.rank * self.kv_heads // share.world
+        return first, first + 1
+
+    def shared(self, share: Share) -> AttentionSpec:
+        """Return the attention of a rank's heads."""
+        first, last = self.own_keys(share)
+        return replace(self, heads=self.heads // share.world, kv_heads=last - first)
+
 
 @dataclass(frozen=True)
 class MlpSpec:
@@ -131,6 +148,13 @@ class LayerSpec:
         at = self.attention
         return replace(self, attention=replace(at, reach=Reach.CAUSAL, size=0)) if at.size >= length else self
 
+    def shared(self, share: Share) -> LayerSpec:
+        """Return the layer of a rank's heads and its part of the MLP's width."""
+        if share.world == 1:
+            return self
+        mlp = replace(self.mlp, width=self.mlp.width // share.world)
+        return replace(self, attention=self.attention.shared(share), mlp=mlp)
+
     def products(self, hidden: int) -> dict[str, ProductSpec]:
         """Return its products by name; H is `hidden`."""
         at, mlp = self.attention, self.mlp
@@ -142,6 +166,20 @@ class LayerSpec:
             "down": ProductSpec(mlp.width, (hidden,), mlp.bias),
         }
 
+    def parts(self, share: Share) -> dict[str, ProductPart]:
+        """Return a rank's parts of its products by name."""
+        at = self.attention
+        queries, keys = (
+            (first * at.head_dim, last * at.head_dim) for first, last in (share.part(at.heads), at.own_keys(share))
+        )
+        width = share.part(self.mlp.width)
+        return {
+            "qkv": ProductPart((queries, keys, keys)),
+            "output": ProductPart(inputs=queries, biased=share.leads),
+            "gate_up": ProductPart((width,) * (2 if self.mlp.gated else 1)),
+            "down": ProductPart(inputs=width, biased=share.leads),
+        }
+
 
 class ProductSpec(NamedTuple):
     """A product of a layer."""
@@ -150,6 +188,17 @@ class ProductSpec(NamedTuple):
     outputs: tuple[int, ...]
     """Outputs of each of its projections"""
     bias: bool
+
+
+class ProductPart(NamedTuple):
+    """A rank's part of a product. Ranges are from the first to the one after the last."""
+
+    outputs: tuple[tuple[int, int], ...] = ()
+    """Range of outputs of each of its projections; () for all"""
+    inputs: tuple[int, int] | None = None
+    """Range of inputs, whose results are summed over ranks; None for all"""
+    biased: bool = True
+    """Whether it adds the bias"""
 
 
 @dataclass(frozen=True)
@@ -185,6 +234,19 @@ class ModelSpec:
         shapes = {(one.attention.kv_heads, one.attention.head_dim, one.group) for one in self.layers}
         assert len(shapes) <= 1, "layers differ in heads of keys or page groups, and one KV memory has them all"
         assert self.norm.centered or not self.norm.bias, "RMSNorm has no bias"
+
+    def shared(self, share: Share) -> ModelSpec:
+        """Return the decoder of a rank: its heads and MLPs are its own, vocabulary and hidden size the whole."""
+        return self if share.world == 1 else replace(self, layers=tuple(one.shared(share) for one in self.layers))
+
+    def own_tokens(self, share: Share) -> tuple[int, int]:
+        """Return the first token that a rank embeds and scores, and the one after its last: whole blocks of
+        `TOKEN_BLOCK` if there are enough for all ranks."""
+        count, world = self.vocab_size, share.world
+        size = -(-count // (world * TOKEN_BLOCK)) * TOKEN_BLOCK
+        if size * (world - 1) >= count:
+            return share.rank * count // world, (share.rank + 1) * count // world
+        return share.rank * size, min((share.rank + 1) * size, count)
 
     @property
     def layer(self) -> LayerSpec:

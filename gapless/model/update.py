@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gapless.base.errors import CheckpointError
+from gapless.base.share import WHOLE_SHARE, Share
 from gapless.kernels.matrix import dense, refill
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
@@ -37,9 +38,9 @@ class NewWeights(NamedTuple):
     digest: str
 
 
-def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> NewWeights:
-    """Read a checkpoint of the same architecture and shapes. Raises CheckpointError naming the file, and the field or
-    tensor."""
+def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype, share: Share = WHOLE_SHARE) -> NewWeights:
+    """Read a rank's share of a checkpoint of the same architecture and shapes. Raises CheckpointError naming the file,
+    and the field or tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
     if known.impl == Impl.TRANSFORMERS:
@@ -52,7 +53,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
             "the same architecture can take its place; start an engine with this one"
         )
     digest = digest_of(directory)
-    params = allocate(config, dtype, torch.device("cpu"))
+    params = allocate(config, dtype, torch.device("cpu"), share=share)
     _check_layouts(directory, params, allocate(known, dtype, torch.device("meta")))
     params = read_params(params, directory, config)
     if digest_of(directory) != digest:

@@ -55,8 +55,9 @@ def draining() -> ApiError:
     return unavailable("the server is shutting down", "server_shutting_down")
 
 
-def engine_down() -> ApiError:
-    return unavailable("the engine stopped and is being restarted", "engine_dead")
+def engine_down(cause: Exception | None = None) -> ApiError:
+    why = f": {cause}" if cause else ""
+    return unavailable(f"the engine stopped and is being restarted{why}", "engine_dead")
 
 
 def model_not_found(served: Sequence[str]) -> ApiError:

@@ -39,13 +39,13 @@ _PROCESS = ProcessCollector(registry=None)
 async def health(call: HttpCall) -> ASGIApp:
     """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
     if not (call.state.stopping and call.state.llm.started and call.state.llm.is_ready):
-        call.state.check_open()
+        call.state.check_open(explains=True)
     return Response()
 
 
 async def ready(call: HttpCall) -> ASGIApp:
     """Answer 200 while new requests are accepted."""
-    call.state.check_open()
+    call.state.check_open(explains=True)
     return Response()
 
 

@@ -103,14 +103,15 @@ class ServerState:
         self._limits: set[asyncio.Timeout] = set()
         self.text_jobs = asyncio.Semaphore(MAX_TEXT_JOBS)
 
-    def check_open(self) -> None:
-        """Raise ApiError 503 when new work is not taken now."""
+    def check_open(self, explains: bool = False) -> None:
+        """Raise ApiError 503 when new work is not taken now; one that `explains` has the last words of a dead engine,
+        which are for operators."""
         if self.stopping:
             raise draining()
         if not self.llm.started:
             raise unavailable("the model is loading", "loading")
         if not self.llm.is_ready:
-            raise engine_down()
+            raise engine_down(self.llm.backend.last_death if explains else None)
 
     def admit(self, model: str | None) -> str:
         """The model's name in the answer. Raises ApiError when no work is taken or the model is not served here."""

@@ -47,9 +47,16 @@ class Follower:
     def __init__(self, executor: Executor, captured: Callable[[list[bool]], None]) -> None:
         """`captured` is given which graphs of a CaptureOrder this rank has made."""
         self.executor = executor
+        self.launched = 0
+        """Steps enqueued so far"""
         self._captured = captured
         self._flown: deque[Fence] = deque()
         """Ends of the last steps, the oldest first"""
+
+    @property
+    def ended(self) -> int:
+        """Steps that have ended."""
+        return self.launched - sum([not fence.done() for fence in self._flown])
 
     def obey(self, order: AnyOrder) -> None:
         """Enqueue the order; waits for older steps while the rings are full. Raises DeviceError."""
@@ -60,6 +67,12 @@ class Follower:
         while not self.executor.ready():
             self._flown.popleft().wait()
         self._flown.append(self.executor.obey(order))
+        self.launched += 1
+        self.look()
+
+    def look(self) -> None:
+        """Forget steps that have ended, but the last. Raises DeviceError if the device has failed."""
+        self.executor.device.fault.check()
         while len(self._flown) > 1 and self._flown[0].done():
             self._flown.popleft()
 

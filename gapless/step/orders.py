@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +58,14 @@ class Ranks(Protocol):
 
     def captured(self, order: CaptureOrder) -> list[bool]:
         """Return which graphs of the last order, this one, all of them have. Waits; nothing is in flight."""
+        ...
+
+    def waited(self) -> Sequence[int]:
+        """Return the time that each rank's programs have waited for other ranks so far, ns, the leader first."""
+        ...
+
+    def lags(self) -> Sequence[int]:
+        """Return the number of orders that each rank has been sent and has not enqueued, the leader first."""
         ...
 
 

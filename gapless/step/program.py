@@ -190,7 +190,7 @@ class StepProgram:
         places = prompts_to_score(at.words, key.packet)
         generations = self.tables.state[:, GENERATION].index_select(0, batch.inputs.rows).long()
         found = []
-        for piece in pieces(places.shape[0], at.logits.shape[1]):
+        for piece in pieces(places.shape[0], self.model.vocab_size):
             index, row, target = places[piece].unbind(1)
             who = Scored(batch.inputs.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
             logits = self.model.logits(hidden.index_select(0, index))

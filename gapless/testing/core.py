@@ -129,7 +129,7 @@ class FakeCore:
         end = time.monotonic_ns()
         times = (*4 * (begin,), *NO_COPIES, *NO_CAPTURE)
         self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *times, False, False)
-        self.records.end(begin, end, end, end, end, end, True, False)
+        self.records.end((), begin, end, end, end, end, end, True, False, 0)
         return told
 
     def _step(self) -> Turn:

@@ -1,6 +1,6 @@
 /** The timeline in words: the legend with each cause's share, a summary, and the longest bubbles as a table. */
 
-import { CAUSES, causeOf, isBubble } from "./causes.js";
+import { CAUSES, WITHIN, causeOf, isBubble } from "./causes.js";
 import { causeProperty } from "./colours.js";
 import { el, setText } from "./dom.js";
 import { count, duration, median, percent } from "./format.js";
@@ -45,7 +45,8 @@ export function idleByCause(gaps, from, to) {
 /** The picture in a sentence, for those who do not see it. */
 export function summary(history, from, to, idle) {
   const steps = history.stepsBetween(from, to).filter((step) => step.end >= from && step.start < to);
-  const busy = steps.reduce((sum, step) => sum + Math.max(0, Math.min(step.end, to) - Math.max(step.start, from)), 0);
+  const ran = steps.reduce((sum, step) => sum + Math.max(0, Math.min(step.end, to) - Math.max(step.start, from)), 0);
+  const busy = WITHIN.reduce((sum, key) => sum - (idle.get(key) ?? 0), ran);
   const causes = [...idle].filter(([key]) => isBubble(key)).sort((one, other) => other[1] - one[1]);
   const bubbles = causes.reduce((sum, [, ms]) => sum + ms, 0);
   const span = to - from;
@@ -81,7 +82,7 @@ export class BubbleTable {
 
   #row(gap, now) {
     const { name, key } = causeOf(gap.cause);
-    const text = `show the bubble before step ${gap.step}`;
+    const text = `show the bubble of step ${gap.step}`;
     const show = { type: "button", class: "small", text: "show", "aria-label": text, onclick: () => this.onShow(gap) };
     return el(
       "tr", {},

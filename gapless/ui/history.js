@@ -8,7 +8,7 @@ const BEHIND_MS = 250;
 /**
  * @typedef {{step: number, rows: number, chunk: number, inFlight: number, planning: number, planned: number,
  *   packed: number, launched: number, start: number, end: number, home: number, observing: number,
- *   observed: number, committed: number, waited: boolean}} Step
+ *   observed: number, committed: number, waited: boolean, waits: number[]}} Step
  * @typedef {{start: number, end: number, cause: string, step: number}} Gap
  * @typedef {{lane: string, start: number, end: number}} Copy
  */
@@ -65,6 +65,11 @@ export class History {
     return (ns - this.#origin) / 1e6;
   }
 
+  /** Ranks that the newest step ran on; 0 for one alone. */
+  get ranks() {
+    return this.steps[this.steps.length - 1]?.waits.length ?? 0;
+  }
+
   /** Steps of which anything is between two moments. */
   stepsBetween(from, to) {
     return between(this.steps, from, to, "planning", "committed");
@@ -105,7 +110,7 @@ export class History {
       planning: time("planning_at"), planned: time("planned_at"), packed: time("packed_at"),
       launched: time("launched_at"), start: time("device_start"), end: time("device_end"), home: time("home_at"),
       observing: time("observing_at"), observed: time("observed_at"), committed: time("committed_at"),
-      waited: Boolean(at("waited")),
+      waited: Boolean(at("waited")), waits: at("waits")?.length ? [at("ranks_ns"), ...at("waits")].map((ns) => ns / 1e6) : [],
     };
   }
 

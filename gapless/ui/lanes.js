@@ -1,7 +1,7 @@
 /** The timeline: what it shows, and how pointer and keyboard move it. Drawing is in lanes_draw.js. */
 
 import { longestBubbles } from "./bubbles.js";
-import { causeOf } from "./causes.js";
+import { WITHIN, causeOf } from "./causes.js";
 import { duration } from "./format.js";
 import { GUTTER, draw, heightOf, laneAt, lanesFor } from "./lanes_draw.js";
 import { View } from "./view.js";
@@ -37,6 +37,10 @@ export class Timeline {
   #asked = 0;
   /** @type {{x: number, moved: boolean} | null} */
   #drag = null;
+
+  get #lanes() {
+    return lanesFor(this.history.copies, this.history.ranks);
+  }
 
   get edge() {
     return this.history.edge(performance.now());
@@ -117,7 +121,7 @@ export class Timeline {
 
   #draw() {
     const { from, to, edge } = this.range;
-    const lanes = lanesFor(this.history.copies);
+    const lanes = this.#lanes;
     const { ctx, width, height } = this.#fit(heightOf(lanes));
     // Whole pixels only: a window that slides by parts of one makes every bar shimmer.
     const pixel = (to - from) / (width - GUTTER);
@@ -230,7 +234,7 @@ export class Timeline {
   /** Find what is under the pointer; 2 pixels of reach, since steps may be narrower than one. */
   #point(event) {
     const { from } = this.range;
-    const lane = laneAt(lanesFor(this.history.copies), event.offsetY);
+    const lane = laneAt(this.#lanes, event.offsetY);
     const moment = from + this.#place(event) * this.view.span;
     const reach = (this.view.span / this.canvas.clientWidth) * 2;
     const near = lane?.kind === "compute" ? this.history.gapsBetween(moment - reach, moment + reach) : [];
@@ -260,7 +264,8 @@ function nearest(gaps, moment) {
 
 export function gapText(gap) {
   const { name, help, mend } = causeOf(gap.cause);
-  const idle = `${name}: device idle ${duration(gap.end - gap.start)} before step ${gap.step}`;
+  const where = WITHIN.includes(gap.cause) ? "in" : "before";
+  const idle = `${name}: device idle ${duration(gap.end - gap.start)} ${where} step ${gap.step}`;
   return help ? `${idle} (${help}). What to do: ${mend}.` : idle;
 }
 
@@ -271,6 +276,7 @@ function stepText(step) {
     `launch ${duration(step.launched - step.packed)}`, `device ${duration(step.end - step.start)}`,
     `wait ${duration(step.waited ? step.observed - step.observing : 0)}`,
     `commit ${duration(step.committed - step.observed)}`,
+    ...step.waits.map((wait, rank) => `rank ${rank} waited ${duration(wait)}`),
   ];
   return `step ${step.step}: ${held.join(", ")}; ${times.join(", ")}`;
 }

@@ -39,11 +39,16 @@ const MOST = {
   chunk: (picture) => Math.max(0, ...picture.steps.map((step) => step.chunk)),
 };
 
-/** The lanes from top to bottom; copies only where some are known. @returns {Lane[]} */
-export function lanesFor(copies) {
+/** What a rank computed; the rest of a step it waited for others. @returns {Lane} */
+function laneOf(rank) {
+  return { name: `rank ${rank}`, height: 13, kind: "phase", property: "--busy", spans: (s) => [s.start, s.end - (s.waits[rank] ?? 0)] };
+}
+
+/** The lanes from top to bottom; ranks where there are several, copies where some are known. @returns {Lane[]} */
+export function lanesFor(copies, ranks) {
   const names = [...new Set(copies.map((copy) => copy.lane))].sort();
   const lanes = names.map((lane) => ({ name: `copy ${lane}`, height: 13, kind: "copy", lane, property: "--copy" }));
-  return [...HOST, ...DEVICE, ...lanes, ...BATCH];
+  return [...HOST, ...DEVICE, ...Array.from({ length: ranks }, (_, rank) => laneOf(rank)), ...lanes, ...BATCH];
 }
 
 export function heightOf(lanes) {

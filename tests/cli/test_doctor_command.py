@@ -63,14 +63,15 @@ def test_a_python_built_without_optimizations_is_a_warning(monkeypatch, argument
 
 def test_native_parts_are_told_with_the_reason(monkeypatch):
     found = {check.name: check for check in checks.native()}
-    told = ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
+    told = ["compiler", "cpu streams", "cpu kernels", "mask threads", "ranks", "cpu products"]
     speeds = ["cpu float32", "cpu bfloat16", "cpu float16"] if native.load() else ["cpu dtype"]
     assert list(found) == told + speeds
-    for name in ("cpu streams", "cpu kernels", "mask threads"):
+    for name in told[1:5]:
         assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
     monkeypatch.setattr(compiling, "compiler", lambda: None)
     reason = build.Outcome(None, "there is no C++ compiler", 0.0)
-    monkeypatch.setattr(build, "outcomes", dict.fromkeys(("gapless_stream", "kernels", "gapless_masks"), reason))
+    names = "gapless_stream", "kernels", "gapless_masks", "gapless_comm"
+    monkeypatch.setattr(build, "outcomes", dict.fromkeys(names, reason))
     found = {check.name: check for check in checks.native()}
     assert list(found) == [*told, "cpu dtype"] and {check.status for check in found.values()} == {"warn"}
     assert found["cpu streams"].detail == (

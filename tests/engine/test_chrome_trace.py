@@ -174,6 +174,27 @@ def test_lanes_do_not_overlap_when_two_clocks_disagree_by_a_little():
     assert len(starts) == len(steps) and all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(starts))
 
 
+def test_ranks_have_a_lane_each_of_what_they_wait_for_others():
+    steps = [*record(SimDevice(1, maps_host=True), 2, seed=1).steps]
+    waits = [step._replace(ranks_ns=step.device_ns // 4, waits=(step.device_ns, 0)) for step in steps]
+    events, _ = check(chrome_trace(Recording(StepTable.of(waits), [])))
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == trace.ENGINE}
+    waited = defaultdict(list)
+    for event in events:
+        if event["name"] == "waits":
+            waited[names[event["tid"]]].append(round(event["dur"] * 1e3))
+    lengths = [step.device_ns for step in steps]
+    wanted = [[length // 4 for length in lengths], lengths, [0] * len(steps)]
+    assert waited == {f"waits of rank {rank}": times for rank, times in enumerate(wanted)}
+    assert sum(e["dur"] for e in events if e["name"] == "ranks") == pytest.approx(sum(wanted[0]) / 1e3)
+    rows, gaps = step_rows(StepTable.of(waits))
+    at = trace.STEP_COLUMNS.index("waits")
+    assert [row[at] for row in rows] == [step.waits for step in waits[1:]]
+    assert gaps == sorted(gaps) and {"ranks"} <= {gap.cause for gap in gaps}
+    alone = json.loads(chrome_trace(Recording(StepTable.of(steps), [])))
+    assert not [event for event in alone["traceEvents"] if "rank" in str(event)]
+
+
 def test_rows_of_the_feed_say_how_long_the_device_was_idle_and_why():
     steps = record(SimDevice(3), 1, seed=3).steps
     rows, gaps = step_rows(steps[:10])

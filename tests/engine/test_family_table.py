@@ -55,7 +55,7 @@ def greedy(model: transformers.PreTrainedModel, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_tokens_of_a_family_are_those_of_its_eager_run_at_every_depth(row, made):
+def test_tokens_of_a_family_are_those_of_its_eager_run_at_every_depth(row, made, captures_all):
     """Twice: in chunks and with preemptions, then behind prefixes that are cached. Replayed, and without a hidden
     synchronisation, which the guard of all tests would raise."""
     model, path = made(row)

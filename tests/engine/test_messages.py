@@ -168,14 +168,15 @@ def test_tokens_without_log_probabilities_cost_next_to_no_bytes():
     assert m.encode([m.Tokens(StepTokens(7, *no_rows))]).endswith(b"\xc0")
 
 
-def steps(rows=4):
+def steps(rows=4, ranks=True):
     """Records that share their decode keys as the loop's do, and chunks on some."""
     first, second = np.arange(3, dtype=np.int64) + 2**40, np.empty(0, np.int64)
     groups = [first, first, second, first, first]
     chunks = [(), (ChunkRecord(9, 0, 5), ChunkRecord(2**62, 4, 1)), (), (), (ChunkRecord(7, 1, 2),)]
     numbers = [{name: 2**53 + 100 * row + place for place, name in enumerate(COLUMNS)} for row in range(5)]
     flags = [{"waited": n % 2 == 0, "missed": n == 3, "chained": n == 1, "in_vain": n == 2} for n in range(5)]
-    made = [StepRecord(**{**numbers[n], **flags[n]}, decode=groups[n], chunks=chunks[n]) for n in range(5)]
+    more = [{"decode": groups[n], "chunks": chunks[n], "waits": (n, 2**53) if ranks else ()} for n in range(5)]
+    made = [StepRecord(**{**numbers[n], **flags[n]}, **more[n]) for n in range(5)]
     return StepTable.of(made[:rows])
 
 
@@ -195,6 +196,8 @@ def test_step_records_survive_their_encoding(rows):
     same(before, after)
     if rows == 5:
         assert after[0].decode is not after[3].decode and sum(len(keys) for _, keys in message.runs) == 6
+    assert len(message.waits) == rows and not m.pack_steps(steps(rows, ranks=False)).waits
+    same(steps(rows, ranks=False), m.unpack_steps(m.pack_steps(steps(rows, ranks=False))))
     view = sent(m.View(3, message, b"fcox"))
     assert (view.number, view.pages) == (3, b"fcox")
     same(before, m.unpack_steps(view.steps))
@@ -223,6 +226,7 @@ def test_parts_of_steps_must_fit():
     refused_steps(runs=((2, keys[None]), *runs[1:]))
     for wrong in (chunks[1:], (*chunks, ()), ()):
         refused_steps(chunks=wrong)
+    refused_steps(waits=whole.waits[1:])
 
 
 def page_events():

@@ -76,7 +76,7 @@ def test_dummy_weights_are_the_plain_ones_rounded(kind):
     asked = replace(config, quantization=asked_quantization(kind, None))
     rounded = allocate(asked, torch.float32, host)
     for params in (plain, rounded):
-        fill_dummy(params, 3)
+        fill_dummy(params, 3, config)
     assert rounded.embedding.equal(plain.embedding)
     for one, other in zip(rounded.layers, plain.layers, strict=True):
         for name in PRODUCTS:

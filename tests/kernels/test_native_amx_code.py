@@ -10,18 +10,24 @@ from typing import NamedTuple
 
 import pytest
 
-from gapless.device import compiling
+from gapless.device import compiling, prebuilt
 from gapless.kernels import native
 
 pytestmark = pytest.mark.process
-KNOWN = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "amx-tile", "amx-bf16")
+KNOWN = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", *prebuilt.AMX_FLAGS)
+"""What the sources ask of the compiler before they use AMX: without one of them they have none of it."""
 LINE = re.compile(r"^ *[0-9a-f]+:\t((?:[0-9a-f]{2} )+) *\t(ldtilecfg|tile\w+|tdp\w+) *(.*)$")
 NONE, F3, F2 = 0, 2, 3  # the prefix in the third byte of VEX
+FEW_AND_MANY = {(0, 4, 6), (1, 4, 7), (2, 4, 6), (3, 4, 7), (1, 5, 6), (2, 4, 7), (3, 5, 7)}
 MULTIPLIED = {
-    "linear_amx": {(0, 4, 6), (1, 4, 7), (2, 4, 6), (3, 4, 7), (1, 5, 6), (2, 4, 7), (3, 5, 7)},
-    "attention_amx": {(0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)},
+    "linear_amx": ("tdpbf16ps", FEW_AND_MANY),
+    "fp8": ("tdpbf16ps", FEW_AND_MANY),
+    "bytes_amx": ("tdpbsud", FEW_AND_MANY),
+    "attention_amx": ("tdpbf16ps", {(0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)}),
 }
-"""(sums, x, weight) of every multiplication"""
+"""How each source multiplies, and (sums, x, weight) of every multiplication"""
+OPCODES = {"tdpbf16ps": 0x5C, "tdpbsud": 0x5E}
+RELEASE = bytes((0xC4, 0xE2, 0x78, 0x49, 0xC0))
 
 
 class Instruction(NamedTuple):
@@ -48,7 +54,7 @@ def instructions(tmp_path_factory, stem):
     tool, dump = compiling.compiler(), shutil.which("objdump")
     if tool is None or dump is None:
         pytest.skip("no C++ compiler here" if tool is None else "no objdump here")
-    flags = [*compiling.FLAGS, *(f"-m{name}" for name in KNOWN)]
+    flags = [*compiling.FLAGS, *KNOWN]
     (tmp_path / "empty.cpp").touch()
     if subprocess.run([tool, *flags, "-c", tmp_path / "empty.cpp", "-o", tmp_path / "empty.o"]).returncode:
         pytest.skip(f"{tool} does not know AMX")
@@ -56,7 +62,7 @@ def instructions(tmp_path_factory, stem):
     subprocess.run([tool, *flags, "-c", source, "-o", made], check=True)
     said = subprocess.run([dump, "-d", "-w", made], check=True, capture_output=True, text=True).stdout
     found = [Instruction(bytes.fromhex(m[1]), m[2], m[3]) for m in map(LINE.match, said.splitlines()) if m]
-    if not found and bytes((0xC4, 0xE2, 0x4A, 0x5C, 0xC4)) in made.read_bytes():
+    if not found and RELEASE in made.read_bytes():
         pytest.skip(f"{dump} does not know AMX")
     return found
 
@@ -80,13 +86,13 @@ def right(instruction: Instruction) -> bool:
     if name == "ldtilecfg":
         return begins(instruction, NONE, 0x49) and from_memory(instruction, 0, False)
     if name == "tilerelease":
-        return instruction.code == bytes((0xC4, 0xE2, 0x78, 0x49, 0xC0))
+        return instruction.code == RELEASE
     if name == "tilezero":
         return begins(instruction, F2, 0x49) and last == 0xC0 | tiles[0] << 3
     if name in ("tileloadd", "tilestored"):
         return begins(instruction, F2 if name == "tileloadd" else F3, 0x4B) and from_memory(instruction, tiles[0], True)
     sums, x, weight = tiles
-    return name == "tdpbf16ps" and begins(instruction, F3, 0x5C, weight) and last == 0xC0 | sums << 3 | x
+    return name in OPCODES and begins(instruction, F3, OPCODES[name], weight) and last == 0xC0 | sums << 3 | x
 
 
 def test_each_instruction_is_what_the_manual_says(instructions):
@@ -95,12 +101,12 @@ def test_each_instruction_is_what_the_manual_says(instructions):
 
 def test_each_form_is_there_with_its_tiles(instructions, stem):
     forms = {(one.name, one.tiles) for one in instructions}
-    sums, factors = range(4), range(4, 8)
+    sums, factors, (multiplies, triples) = range(4), range(4, 8), MULTIPLIED[stem]
     assert forms == {
         ("ldtilecfg", ()),
         ("tilerelease", ()),
         *(("tilezero", (tile,)) for tile in sums),
         *(("tileloadd", (tile,)) for tile in factors),
         *(("tilestored", (tile,)) for tile in sums),
-        *(("tdpbf16ps", triple) for triple in MULTIPLIED[stem]),
+        *((multiplies, triple) for triple in triples),
     }

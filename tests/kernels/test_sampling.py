@@ -27,7 +27,7 @@ from sampling_oracle import (
 from sharpest import sharpest
 
 from gapless.kernels import plain
-from gapless.kernels.layout import CUT_ID, CUT_VALUE, LENGTH, SEED_HIGH, SEED_LOW
+from gapless.kernels.layout import CUT_ID, CUT_VALUE, KEEP_ID, KEEP_VALUE, LENGTH, SEED_HIGH, SEED_LOW
 from gapless.kernels.random import gumbel
 from gapless.kernels.sampling import order_keys, reach_by_bits, reach_in_order
 from gapless.kernels.views import Filters
@@ -283,6 +283,19 @@ def test_a_draw_is_independent_of_its_batch(implementation, count, vocab):
     for part in (slice(0, 1), slice(3, 6), slice(count - 2, count)):
         again, _ = sampled(implementation, logits[part].contiguous(), rows[part].contiguous(), own)
         assert again == tokens[part]
+
+
+@runs()
+def test_a_row_without_filters_has_no_cut_beside_rows_with_filters(implementation):
+    """Its later steps may list it in no lane: they would draw by the cut of these logits."""
+    device = implementation.device
+    for dtype in implementation.dtypes:
+        settings = [Setting(0.8, top_k=5), Setting(), Setting(0.0), Setting(1.3, top_p=0.5), Setting(min_p=0.5)]
+        rows, made = tables_of(settings, device)
+        logits, index = normal(5, 300, seed=1).to(device, dtype), torch.arange(5, dtype=torch.int32, device=device)
+        implementation.kernels.cut(logits, index, rows, made, ALL)
+        cuts = made.state[rows.long()][:, [CUT_VALUE, CUT_ID]].tolist()
+        assert [cut == [KEEP_VALUE, KEEP_ID] for cut in cuts] == [False, True, True, False, False], dtype
 
 
 @runs("few", [{"top_k": 40, "top_p": 0.9}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.05}], on=("interpreter",), keep=2)

@@ -14,7 +14,7 @@ from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import Comparison, EvalResult, Share, mcnemar, read_result
+from gapless.lab.eval_report import Comparison, EvalResult, RightShare, mcnemar, read_result
 from gapless.lab.eval_run import EvalFlags, ask_server, prompt_hash
 from gapless.lab.http import Client
 from gapless.lab.records import Sample
@@ -101,10 +101,10 @@ def test_an_answer_is_right_if_its_number_or_letter_is():
         (question(5, "a"), answered("#### 5", "", 2, "the stream broke off")),
     ]
     found = report(rows)
-    assert (found.total, found.share("strict")) == (Share(2, 4), Share(1, 4))
+    assert (found.total, found.share("strict")) == (RightShare(2, 4), RightShare(1, 4))
     assert found.rows() == [
-        ("a", Share(1, 3), Share(0, 3)),
-        ("b", Share(1, 1), Share(1, 1)),
+        ("a", RightShare(1, 3), RightShare(0, 3)),
+        ("b", RightShare(1, 1), RightShare(1, 1)),
         ("all", *found.rows()[2][1:]),
     ]
     text = "\n".join(found.lines())
@@ -128,7 +128,7 @@ def test_one_category_needs_no_row_of_its_own():
 
 
 def test_standard_error_and_interval_equal_the_direct_computation():
-    share = Share(30, 40)
+    share = RightShare(30, 40)
     ones = [1.0] * 30 + [0.0] * 10
     mean = sum(ones) / 40
     sample = math.sqrt(sum((one - mean) ** 2 for one in ones) / 39)
@@ -136,8 +136,8 @@ def test_standard_error_and_interval_equal_the_direct_computation():
     # Both ends solve |p - x| = z sqrt(x (1 - x) / n), which is what Wilson's interval means.
     for end in share.interval:
         assert abs(0.75 - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 40), rel=1e-6)
-    assert Share(0, 0).stderr == Share(1, 1).stderr == 0.0
-    assert Share(40, 40).interval[1] == 1.0 and Share(40, 40).interval[0] < 0.95
+    assert RightShare(0, 0).stderr == RightShare(1, 1).stderr == 0.0
+    assert RightShare(40, 40).interval[1] == 1.0 and RightShare(40, 40).interval[0] < 0.95
 
 
 @pytest.mark.parametrize("lost, gained", [(0, 0), (1, 0), (5, 1), (3, 3), (2, 9)])

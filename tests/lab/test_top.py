@@ -133,6 +133,14 @@ def test_every_line_fits_the_terminal(width):
         assert part in text
 
 
+def test_ranks_have_a_row_where_there_are_several():
+    lines = "".join(f'gapless:rank_lag_steps{{rank="{n}"}} {3 * n}\n' for n in range(2))
+    waits = [f'{lines}gapless:rank_wait_seconds_total{{rank="1"}} {waited}\n' for waited in (1.5, 2.0)]
+    seen = TopView(Page(TEXTS[0] + waits[0]), Page(TEXTS[1] + waits[1]), 2.0)
+    assert "Ranks     0: 0 behind, waits 0.0 %   1: 3 behind, waits 25.0 %" in block(seen, ["s"]).splitlines()
+    assert "Ranks" not in block(TopView(BEFORE, NOW, 2.0), ["s"])
+
+
 def test_rows_that_a_low_terminal_has_no_room_for_are_told_of():
     shown = rows(TopView(BEFORE, NOW, 2.0))
     assert visible(shown, len(shown)) == shown

@@ -27,7 +27,8 @@ def step(number, start, end, late=0, rows=2, chunks=(), launched=None):
         loads_from=number, loads_until=number + 40, stores_from=0, stores_until=0,
         capture_from=0, capture_until=0, missed=False, chained=number == 3,
         device_start=start, device_end=end, home_at=end, observing_at=end, observed_at=end + 40, committed_at=end + 90,
-        waited=True, in_vain=False, decode=KEYS if rows else KEYS[:0], chunks=chunks,
+        waited=True, in_vain=False, ranks_ns=0, decode=KEYS if rows else KEYS[:0], chunks=chunks,
+        waits=(number, 40),
     )  # fmt: skip
 
 
@@ -130,9 +131,9 @@ def test_a_damaged_file_is_reported_by_line(tmp_path, line, change):
         b"{}",
         b"[]",
         b'{"traceEvents": []}',
-        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 5"}}',
+        b'{"traceEvents": [{"args": {"record": [1]}}], "otherData": {"format": "gapless 6"}}',
         b"\x1f\x8bnonsense",
-        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 5"}}',
+        b'{"traceEvents": [{"args": {"arrival": 1}}], "otherData": {"format": "gapless 6"}}',
     ],
 )
 def test_other_files_are_refused(tmp_path, data, capsys):
@@ -177,6 +178,12 @@ def test_a_step_whose_masks_were_all_late_is_idle_time_of_grammar():
         Recording(StepTable.of([step(1, 1_000, 5_000), step(2, 5_000, 5_900)._replace(in_vain=True)]), [])
     )
     assert (found.busy, found.span) == (4_000, 4_900) and found.idle == [("grammar", 900, 1, 900)]
+
+
+def test_a_wait_for_other_ranks_is_idle_time_of_its_step():
+    waits = step(2, 5_000, 5_900)._replace(ranks_ns=300)
+    found = TraceSummary(Recording(StepTable.of([step(1, 1_000, 5_000), waits]), []))
+    assert (found.busy, found.span) == (4_600, 4_900) and found.idle == [("ranks", 300, 1, 300)]
 
 
 def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):

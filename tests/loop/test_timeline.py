@@ -8,21 +8,25 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
+from followers import Followers
 from harness import VOCAB, Job, capture_all, checksum_loop, request, run, script, sizes
 from sharpest import sharpest
 from torch_internals import take_back
 
 from gapless.device import CpuDevice
+from gapless.engine.stats import collect
+from gapless.grammar.compiler import GrammarCounts
 from gapless.kernels import native
 from gapless.loop.records import StepRecord, StepTable
 from gapless.loop.spec import Sizes
-from gapless.loop.timeline import Gap, StepSizes, Timeline, all_gaps, gaps_before
+from gapless.loop.steplog import RankWaits
+from gapless.loop.timeline import Gap, StepSizes, Timeline, all_gaps, gaps_before, gaps_within
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import TICK_NS, SimDevice
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
-IDLE = ("host_late", "no_work", "copy_wait", "capture", "graph_miss", "depth", "launch")
+IDLE = ("host_late", "no_work", "copy_wait", "capture", "graph_miss", "depth", "launch", "ranks")
 LONG = 10**12
 """A planted gap, far longer than everything that the simulator does by itself."""
 
@@ -58,14 +62,14 @@ def step(number, start, end, launched, **times):
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
     copies = ("loads_from", "loads_until", "stores_from", "stores_until", "capture_from", "capture_until")
-    rest = dict.fromkeys(("work_at", "held_by", "held_until", *copies), 0) | {"missed": False, "chained": False} | times
+    zeros = dict.fromkeys(("work_at", "held_by", "held_until", "ranks_ns", *copies), 0)
+    rest = zeros | {"missed": False, "chained": False, "in_vain": False} | times
     return StepRecord(
         step=number,
         decode_rows=1,
         chunk_tokens=0,
         in_flight=1,
         waited=True,
-        in_vain=False,
         decode=np.array([7]),
         chunks=(),
         **rest,
@@ -163,6 +167,68 @@ def test_a_clock_that_is_a_little_off_never_makes_time_twice():
     assert numbers(together) == numbers(timeline)
     assert timeline.busy + sum(idle(timeline).values()) == timeline.covered == 220
     assert timeline.busy == 95 + 100 + 10
+
+
+def test_waits_for_other_ranks_are_idle_time_within_their_step():
+    records = [
+        step(1, 5, 100, 1, ranks_ns=30),
+        step(2, 98, 200, 50, ranks_ns=101),  # all but 1, of which the clocks make 2 less
+        step(3, 200, 290, 60, ranks_ns=40, in_vain=True),
+        step(4, 290, 300, 70),
+    ]
+    timeline = Timeline()
+    timeline.begin(0)
+    timeline.add(rows(*records))
+    assert (timeline.idle["ranks"], timeline.idle["grammar"], timeline.busy) == (30 + 100, 90, 65 + 0 + 0 + 10)
+    assert timeline.busy + timeline.idle["grammar"] + sum(idle(timeline).values()) == timeline.covered == 300
+    within = [Gap(70, 100, "ranks", 1), Gap(100, 200, "ranks", 2), Gap(200, 290, "grammar", 3)]
+    assert gaps_within(StepTable.of(records)) == within
+
+
+def test_a_wait_of_ranks_is_given_to_one_step_at_most():
+    waited = [7, 0]
+    waits = RankWaits(lambda: waited)
+    waited[:] = 57, 10
+    assert waits.of(40) == [40, 10]  # a step after it has begun to wait
+    waited[:] = 67, 10
+    assert waits.of(40) == [20, 0]
+    waited[:] = 99, 99
+    waits.forget()
+    assert waits.of(40) == [0, 0]
+
+
+class Waiting(Followers):
+    """Two followers: the leader's device waits a quarter of the time, and one of the others always."""
+
+    def __init__(self, device):
+        super().__init__(())
+        self.device = device
+
+    def waited(self):
+        return [self.device.host_now // 4, 0, self.device.host_now]
+
+    def lags(self):
+        return [0, 3, 5]
+
+
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
+def test_a_loop_counts_what_its_ranks_wait_for_each_other(depth):
+    device = SimDevice(3)
+    loop = checksum_loop(device, sizes(3), depth, ranks=Waiting(device))
+    device.host_now += LONG
+    loop.log.forget()
+    begin = device.host_now
+    run(loop, script(3, 48), check=False)
+    timeline, steps = loop.account(), loop.records.after(0)
+    ran = sum(record.device_ns for record in steps)
+    waited = sum(record.ranks_ns for record in steps)
+    assert timeline.idle["ranks"] == waited == ran - timeline.busy
+    assert 0 < waited <= (device.host_now - begin) // 4
+    assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin
+    assert all(record.ranks_ns <= record.device_ns and len(record.waits) == 2 for record in steps)
+    assert {record.waits[0] for record in steps} == {0} and sum(record.waits[1] for record in steps) > waited
+    counts = collect(loop, 0, GrammarCounts(), 0).ranks
+    assert (counts.lag, counts.waited_ns) == ((0, 3, 5), tuple(loop.launcher.ranks.waited()))
 
 
 def test_steps_are_counted_by_kind_and_size():

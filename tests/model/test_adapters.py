@@ -279,8 +279,8 @@ def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them
     config = replace(biased, spec=replace(biased.spec, layers=(layer,) * len(biased.spec.layers)))
     lines = lines_below(config, 3, 8)
     params, same = (allocate(config, torch.float32, CPU, below) for below in (lines, 0))
-    fill_dummy(params, 0)
-    fill_dummy(same, 0)
+    fill_dummy(params, 0, config)
+    fill_dummy(same, 0, config)
     tables = AdapterTables(config, 3, 8, params, below=True)
     for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
         for name, part in parts._asdict().items():

@@ -83,7 +83,7 @@ def test_dummy_weights_are_in_the_layouts_of_a_format_and_are_reported(tmp_path,
     (tmp_path / "config.json").write_text(json.dumps(values))
     config = read_model_config(tmp_path)
     params = allocate(config, torch.float32, torch.device("cpu"))
-    fill_dummy(params, 0)
+    fill_dummy(params, 0, config)
     for layer in params.layers:
         assert {getattr(layer, name).layout for name in PRODUCTS} == {case.layout}
         assert all(bool(getattr(layer, name).values().any()) for name in PRODUCTS)

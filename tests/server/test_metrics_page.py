@@ -17,7 +17,7 @@ from gapless.server.metrics import Metrics
 
 PAGE = Path(__file__).parent / "metrics_page.txt"
 SECOND = 10**9
-SIZES = {"lower": 0, "by_tokens": 8, "verified": 4, "accepted": 4}
+SIZES = {"lower": 0, "by_tokens": 8, "verified": 4, "accepted": 4, "lag": 2, "waited_ns": 2}
 
 
 def usual(path: str) -> int:

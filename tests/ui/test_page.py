@@ -13,7 +13,7 @@ from ui_load import Load
 
 pytestmark = pytest.mark.process
 SIZE = {"width": 1240, "height": 980}
-CAUSES = ("host late", "depth", "launch", "graph miss", "capture", "grammar", "copy wait", "no work")
+CAUSES = ("host late", "depth", "launch", "graph miss", "capture", "grammar", "copy wait", "ranks", "no work")
 
 
 @pytest.fixture

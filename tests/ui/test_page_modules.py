@@ -116,6 +116,34 @@ def test_the_words_under_the_timeline_are_the_numbers_of_the_records(page):
     )
 
 
+def test_waits_for_other_ranks_are_bubbles_in_a_step_and_lanes_of_each_rank(page):
+    # 100 ms: steps at 0..40 and 40..100, whose ends are waits of 4 and 6 ms; the second rank waits 1 and 2 ms.
+    columns = [*COLUMNS, "ranks_ns", "waits"]
+    steps = [[*step(1, 0, 40), 4e6, [1e6]], [*step(2, 40, 100), 6e6, [2e6]]]
+    gaps = [[36e6, 40e6, "ranks", 1], [94e6, 100e6, "ranks", 2]]
+    words, detail, lanes, before = page.evaluate(
+        """async ([event]) => {
+          const { History } = await import("/history.js");
+          const { idleByCause, summary } = await import("/bubbles.js");
+          const { gapText } = await import("/lanes.js");
+          const { lanesFor } = await import("/lanes_draw.js");
+          const history = new History();
+          history.add({ now: 0 }, 0);
+          const lanesNow = () => lanesFor([], history.ranks).filter((lane) => lane.name.startsWith("rank"));
+          const before = lanesNow().length;
+          history.add(event, 100);
+          const [gap] = history.gapsBetween(90, 100);
+          const idle = idleByCause(history.gapsBetween(0, 100), 0, 100);
+          const lanes = lanesNow().map((lane) => [lane.name, ...history.steps.flatMap(lane.spans)]);
+          return [summary(history, 0, 100, idle), gapText(gap), lanes, before];
+        }""",
+        [{**event(steps, gaps, 100), "columns": columns}],
+    )
+    assert words.replace("\u00a0", " ").startswith("100 ms: device busy 90 %, bubbles 10 %, mostly ranks, no work 0 %")
+    assert detail.replace("\u00a0", " ").startswith("ranks: device idle 6.00 ms in step 2 (a step waited")
+    assert lanes == [["rank 0", 0, 36, 40, 94], ["rank 1", 0, 39, 40, 98]] and before == 0
+
+
 def test_a_window_holds_what_touches_it_and_a_minute_is_kept(page):
     result = page.evaluate(
         """async ([columns]) => {

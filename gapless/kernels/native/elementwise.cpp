@@ -1,8 +1,8 @@
 #include "elementwise.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "norm.h"
 #include "parallel.h"
 
 namespace gapless {
@@ -10,24 +10,6 @@ namespace {
 
 // Least elements of a call with a second thread.
 constexpr int64_t WORTH = 1 << 16;
-
-inline float factor(f32x16 squares, int64_t size, float eps) {
-  return 1.0f / std::sqrt(sum(squares) / float(size) + eps);
-}
-
-template <typename T>
-void norm_row(const T* x, const float* weight, int64_t size, float eps, T* out) {
-  f32x16 squares{};
-  int64_t i = 0;
-  for (; i + LANES <= size; i += LANES) {
-    f32x16 some = load(x + i);
-    squares += some * some;
-  }
-  f32x16 rest = i < size ? load_some(x + i, int(size - i)) : f32x16{};
-  float scale = factor(squares + rest * rest, size, eps);
-  for (i = 0; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
-  if (i < size) store_some(out + i, rest * scale * load_some(weight + i, int(size - i)), int(size - i));
-}
 
 template <typename T>
 void layer_norm_row(const T* x, const float* weight, const float* bias, int64_t size, float eps, T* out) {

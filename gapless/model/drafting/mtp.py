@@ -99,7 +99,11 @@ def load_mtp(directory: Path, model: Decoder) -> MtpParams:
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
     slots = layer_slots(config, layer, family.layer)
     for name, target in own:
-        slots |= plain_slots(format_of(config), name, target) if target is join else {f"{name}.weight": Slot.of(target)}
+        slots |= (
+            plain_slots(format_of(config), name, target, (*target.shape,))
+            if target is join
+            else {f"{name}.weight": Slot.of(target)}
+        )
     load_weights(directory, slots, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))

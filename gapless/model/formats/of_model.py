@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from gapless.base.plug_ins import load
+from gapless.kernels.kinds import DENSE, WeightLayout
 from gapless.model.config import ModelConfig
 from gapless.model.formats import WEIGHT_FORMATS
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.quantization import FORMAT_PLUG_INS
+from gapless.model.spec import LayerSpec
 
 
 def format_of(config: ModelConfig) -> WeightFormat | None:
@@ -23,6 +25,21 @@ def format_of(config: ModelConfig) -> WeightFormat | None:
     made = WEIGHT_FORMATS.get(asked.method) or load(FORMAT_PLUG_INS, asked.method, "quantization_config")
     found: WeightFormat = made(asked)
     return found
+
+
+def product_layout(
+    form: WeightFormat | None, config: ModelConfig, name: str, layer: LayerSpec, prefix: str
+) -> WeightLayout:
+    """Return the layout that the modules of a layer's product share; the plain one if they differ. Their names follow
+    `prefix`."""
+    if form is None:
+        return DENSE
+    hidden, names = config.spec.hidden_size, config.names
+    modules = zip(names.modules(name), names.outputs(name, layer, hidden), strict=True)
+    inputs = layer.products(hidden)[name].inputs
+    stored = [form.weight(f"{prefix}.{module}", size, inputs) for module, size in modules]
+    found = {DENSE if one is None else one.layout for one in stored}
+    return found.pop() if len(found) == 1 else DENSE
 
 
 def layouts_of(config: ModelConfig) -> Counter[tuple[str, str]]:

@@ -1,0 +1,139 @@
+"""A following rank: it loads its share of the model, and then obeys its leader's orders."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from typing import TypeVar
+
+from gapless.base import progress
+from gapless.base.errors import EngineDeadError, UserError
+from gapless.base.share import Share
+from gapless.comm.shared import Commons
+from gapless.device import Device
+from gapless.engine import checkers, share
+from gapless.engine import messages as m
+from gapless.engine import rank_messages as rm
+from gapless.engine.on_device import on_device
+from gapless.engine.rank_process import SHARED
+from gapless.engine.sizing import could_hold
+from gapless.engine.wire import Wire
+from gapless.kernels.seam import Kernels
+from gapless.model.config import load_config
+from gapless.model.loader import load_model
+from gapless.model.seam import LoadedModel
+from gapless.step.executor import Executor
+from gapless.step.follower import Follower, FollowerProgram
+from gapless.step.keys import ForwardKey
+from gapless.step.kinds import kinds
+from gapless.step.memory import build_executor
+from gapless.step.orders import OrderReader
+from gapless.step.program import RowOptions
+from gapless.step.speculation import Speculation
+
+LOOK_SECONDS = 0.05
+"""[s] A rank without orders looks so often for ended steps and for a failed device."""
+BEAT_SECONDS = 0.1
+
+T = TypeVar("T")
+
+
+def follow(rank: int, world: int, number: int) -> bool:
+    """Load, and obey until the leader stops the ranks; False after a failure, which the leader hears of."""
+    progress.show = lambda phase: None  # the leader's start has the same parts
+    os.set_inheritable(number, False)
+    leader = socket.socket(fileno=number)
+    shared, memory, _, _ = socket.recv_fds(leader, len(SHARED), 1)
+    if shared != SHARED:
+        return False  # the leader has ended
+    wire = Wire(leader)
+    try:
+        commons = Commons.attach(memory[0], Share(rank, world))
+        threading.Thread(target=_beat, args=(commons,), name="beat", daemon=True).start()
+        FollowingRank(wire, commons).run()
+    except Exception as error:
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        words = m.last_words(error)
+        wire.send(m.encode([rm.Failed(words.kind, words.text)]))
+        return False
+    return True
+
+
+def _beat(commons: Commons) -> None:
+    while True:
+        commons.board.beat()
+        time.sleep(BEAT_SECONDS)
+
+
+class FollowingRank:
+    """One rank's start, and its life."""
+
+    def __init__(self, wire: Wire, commons: Commons) -> None:
+        self._wire, self._commons = wire, commons
+        self._share = commons.share
+
+    def run(self) -> None:
+        checkers.connect()
+        config = self._next(rm.Load).config
+        model_config = load_config(config)
+        device = share.open_rank_device(config, model_config, self._share)
+        group = self._commons.group
+        kernels = share.choose_kernels(device, config, model_config)
+        model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
+        facts = share.facts_of(config, device, kernels, model, self._share)
+        self._say(rm.Loaded(facts, could_hold(config, model.config, model, device)))
+        executor = self._build(device, model, kernels, self._next(rm.Build).plan)
+        self._say(rm.Built())
+        gc.collect()
+        gc.freeze()  # collections need not walk the start's objects
+        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept)))))
+
+    def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.StepPlan) -> Executor:
+        group = self._commons.group
+        drafts = Speculation(plan.drafts, None, plan.drafted_rows) if plan.drafts else None
+        options = RowOptions(speculation=drafts, group=group)
+        executor = on_device(
+            device, lambda: build_executor(device, model, FollowerProgram, kernels, plan.sizes, options)
+        )
+        share.check_sum(device, group)
+        outbox, places = plan.sizes.outbox, drafts.sizes if drafts else ()
+        programs = kinds(plan.sizes.rows, outbox.rows, outbox.tokens, places, plan.drafted_rows)
+        executor.compile([key for key in programs if isinstance(key, ForwardKey)])
+        device.reserve(*plan.reserved)
+        return executor
+
+    def _obey(self, follower: Follower) -> None:
+        ring, board, reader, taken = self._commons.ring, self._commons.board, OrderReader(), 0
+        while not self._commons.stopped:
+            frame = ring.take()
+            if frame is None:
+                follower.look()
+                board.ended(follower.ended)
+                ring.wait(LOOK_SECONDS)
+                continue
+            taken += 1
+            board.taken(taken)
+            follower.obey(reader.read(frame))
+            board.launched(follower.launched)
+            board.ended(follower.ended)
+
+    def _say(self, message: rm.FromRank) -> None:
+        self._wire.send(m.encode([message]))
+
+    def _next(self, kind: type[T]) -> T:
+        """Wait for the leader's next message."""
+        frames: list[bytes] = []
+        while not frames:
+            select.select([self._wire], [], [])
+            frames = self._wire.receive()
+            if not self._wire.open:
+                raise EngineDeadError("the leader has hung up")
+        (message,) = rm.decode_to_rank(frames[0])
+        assert isinstance(message, kind), f"the leader sent {type(message).__name__}"
+        return message

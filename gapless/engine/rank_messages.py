@@ -1,0 +1,76 @@
+"""The messages between an engine's leader and the ranks that follow it, at a start and about captures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gapless.base.config import EngineConfig
+from gapless.engine import messages as m
+from gapless.step.memory import StepSizes
+
+
+class Facts(NamedTuple):
+    """What must be equal on all ranks, so that they compute parts of the same steps."""
+
+    gapless: str
+    """Version, and a digest of the package's files"""
+    torch: str
+    device: str
+    kernels: str
+    dtype: str
+    weights: str
+    """A digest of names, sizes and times of the checkpoint's files"""
+    page_bytes: int
+
+
+class StepPlan(NamedTuple):
+    """How a following rank lays out its memory, beside the sizes."""
+
+    sizes: StepSizes
+    drafts: int
+    """Most drafts of a row; 0 without a drafter"""
+    drafted_rows: int
+    reserved: tuple[int, int]
+    """Bytes of `Device.reserve`"""
+
+
+class Load(m.Message, frozen=True):
+    """Leader to rank: open the device, and load this share of the model."""
+
+    config: EngineConfig
+
+
+class Loaded(m.Message, frozen=True):
+    """Rank to leader: the share is loaded, and the memory left would hold this many pages."""
+
+    facts: Facts
+    pages: int
+
+
+class Build(m.Message, frozen=True):
+    """Leader to rank: allocate everything."""
+
+    plan: StepPlan
+
+
+class Built(m.Message, frozen=True):
+    """Rank to leader: it obeys orders from now on."""
+
+
+class Captured(m.Message, frozen=True):
+    """Rank to leader: which graphs of the last CaptureOrder it has."""
+
+    kept: tuple[bool, ...]
+
+
+class Failed(m.Message, frozen=True):
+    """Rank to leader: its last words."""
+
+    kind: str
+    text: str
+
+
+ToRank = Load | Build
+FromRank = Loaded | Built | Captured | Failed
+decode_to_rank = m.decoder(ToRank)
+decode_from_rank = m.decoder(FromRank)

@@ -1,0 +1,288 @@
+"""The ranks that follow an engine's leader: their start, their orders, and the watch over their lives.
+
+They fail together: once one has ended, hangs or has failed, the leader's device fails with that rank's last words, all
+waits for other ranks end, and all processes of the engine with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.comm.seam import Group
+from gapless.comm.shared import MOST_FRAME, Commons
+from gapless.device import Device
+from gapless.engine import rank_messages as rm
+from gapless.engine.rank_process import RankProcess
+from gapless.step.memory import StepSizes
+from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
+
+log = logging.getLogger("gapless.engine.ranks")
+
+LOOK_SECONDS = 0.1
+SILENT_LOOKS, SILENT_START_LOOKS = 18, 100
+"""A rank that gives no sign of life between this many looks is stopped or wedged; at its start, imports may block it.
+Looks, not time: the whole machine may have slept."""
+KEPT_ORDERS = 64
+"""Orders in the report of a stall"""
+FURTHER_BYTES, ROW_BYTES = 64, 160
+"""[bytes] At most: an order without words, and the names of a row's part of another one"""
+
+T = TypeVar("T")
+
+
+class FollowingRanks:
+    """The ranks after the first, as the leader of an engine starts and orders them. Implements `Ranks`.
+
+    A thread of its own reads their messages and logs, and watches their lives.
+    """
+
+    def __init__(self, processes: Sequence[RankProcess]) -> None:
+        """Raises ConfigError where there is no shared memory or no C++."""
+        self._processes = processes
+        self.world = 1 + len(processes)
+        try:
+            self._commons = Commons.create(self.world)
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
+        self.group: Group = self._commons.group
+        self.failure: GaplessError | None = None
+        self._news = threading.Condition()
+        self._messages: defaultdict[int, deque[Any]] = defaultdict(deque)
+        self._device: Device | None = None
+        self._wake: Callable[[], None] | None = None
+        self._wants_steps: Callable[[], bool] | None = None
+        self._awaits = self._stopped = False
+        self._writer, self._most, self._sent = OrderWriter(), MOST_FRAME, 0
+        self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
+        self._watcher = threading.Thread(target=self._watch, name="gapless-ranks", daemon=True)
+        for process in processes:
+            process.share(self._commons.fd)
+        self._watcher.start()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple([process.pid for process in self._processes])
+
+    # The start.
+
+    def fails(self, device: Device) -> None:
+        """Fail this device with the ranks."""
+        self._device = device
+        self.check(device)
+
+    def load(self, config: EngineConfig) -> None:
+        """Let all load their shares."""
+        self._say(rm.Load(config))
+
+    def agree(self, own: rm.Facts) -> int:
+        """Wait until all have loaded; return the most pages that each could hold.
+
+        Raises ConfigError if some fact is another one than the leader's.
+        """
+        pages = []
+        for rank, loaded in self._await(rm.Loaded):
+            for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
+                if ours != theirs:
+                    raise ConfigError(
+                        f"tensor_parallel_size: rank {rank} has another {name} than rank 0: {theirs!r}, not {ours!r}"
+                    )
+            pages.append(loaded.pages)
+        return min(pages)
+
+    def build(self, plan: rm.StepPlan) -> None:
+        """Let all allocate their memory. Raises ConfigError for steps whose orders do not fit the ring."""
+        self._most = _most_bytes(plan.sizes)
+        if self._most + plan.sizes.outboxes * FURTHER_BYTES > MOST_FRAME:
+            raise ConfigError(
+                f"max_model_len: ranks are sent a new row's tokens in one order, which would take {self._most:,} bytes "
+                f"of {MOST_FRAME:,}: lower --max-model-len or --max-num-batched-tokens"
+            )
+        self._say(rm.Build(plan))
+
+    def built(self) -> None:
+        """Wait until all obey orders."""
+        self._await(rm.Built)
+
+    def serve(self, wants_steps: Callable[[], bool]) -> None:
+        """Watch over the ranks also while `wants_steps`: then all of them have work."""
+        self._wants_steps = wants_steps
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, at their failure."""
+        self._wake = wake
+
+    # Orders: see `Ranks`.
+
+    def room(self, orders: int) -> int:
+        return orders if self._commons.ring.room(self._most + orders * FURTHER_BYTES) else 0
+
+    def send(self, order: AnyOrder) -> None:
+        if isinstance(order, CaptureOrder):
+            if not any(followed(order)):
+                return
+            while not self.room(1):
+                self.check()
+                time.sleep(LOOK_SECONDS / 10)  # at rest: it is being read
+        self._sent += 1
+        self._last.append((self._sent, order))
+        self._commons.ring.put(self._writer.write(order))
+
+    def captured(self, order: CaptureOrder) -> list[bool]:
+        sent = followed(order)
+        assert isinstance(sent, CaptureOrder)
+        kept = dict.fromkeys(order.capture, True)
+        if any(sent):
+            for _, answer in self._await(rm.Captured):
+                for key, made in zip(sent.capture, answer.kept, strict=True):
+                    kept[key] = kept[key] and made
+        return [*kept.values()]
+
+    # The board.
+
+    def waited(self) -> Sequence[int]:
+        return [self._commons.board.line(rank).waited for rank in range(self.world)]
+
+    def lags(self) -> Sequence[int]:
+        return [0, *[self._sent - self._commons.board.line(rank).taken for rank in range(1, self.world)]]
+
+    def behind(self) -> str:
+        """Say which rank the others wait for."""
+        lines = [self._commons.board.line(rank) for rank in range(self.world)]
+        working = [rank for rank in range(self.world) if not lines[rank].waiting_since] or [*range(self.world)]
+        rank = min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+        return f"rank {rank} is behind: {self._place(rank)}"
+
+    def report(self) -> str:
+        """Return the place of every rank, and the last orders."""
+        places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
+        return "".join([*places, "the last orders:\n", *[f"  {number}: {order}\n" for number, order in self._last]])
+
+    def _place(self, rank: int) -> str:
+        line = self._commons.board.line(rank)
+        did = f"took {line.taken} of {self._sent} orders, launched {line.launched} steps, {line.ended} have ended"
+        waits = f"waits for {(time.monotonic_ns() - line.waiting_since) / 1e9:.1f} s"
+        began = f"began {line.calls} sums, {waits if line.waiting_since else 'and waits in none'}"
+        return began if rank == 0 else f"{did}, {began}"
+
+    # Lives.
+
+    def check(self, device: Device | None = None) -> None:
+        """Raise the failure of the ranks, if there is one, and fail `device` with it."""
+        if self.failure is not None:
+            if device is not None:
+                device.fail(self.failure)
+            raise self.failure from None
+
+    def stop(self) -> None:
+        """End all waits for other ranks."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+        self.group.stop()
+
+    def close(self) -> None:
+        """End the processes, and wait for that."""
+        self.stop()
+        self._watcher.join()
+        for process in self._processes:
+            process.close()
+        self._commons.close()
+
+    def fail(self, error: GaplessError) -> None:
+        """Fail the leader's device, and end all ranks. From any thread; the first error counts."""
+        with self._news:
+            if self.failure is not None or self._stopped:
+                return
+            self.failure = error
+            self._news.notify_all()
+        if self._device is not None:
+            self._device.fail(error)
+        self.group.stop()
+        for process in self._processes:
+            process.kill()
+        if self._wake is not None:
+            self._wake()
+
+    def _say(self, message: rm.ToRank) -> None:
+        self.check()
+        for process in self._processes:
+            process.send(message)
+
+    def _await(self, kind: type[T]) -> list[tuple[int, T]]:
+        """Wait for a message of every rank. Raises their failure."""
+        self._awaits = True
+        answers = []
+        for process in self._processes:
+            messages = self._messages[process.rank]
+            with self._news:
+                self._news.wait_for(lambda messages=messages: messages or self.failure or self._stopped)  # type: ignore[misc]
+            self.check()
+            assert messages, "nobody waits for ranks that are stopped"
+            message = messages.popleft()
+            assert isinstance(message, kind), f"rank {process.rank} sent {type(message).__name__}"
+            answers.append((process.rank, message))
+        self._awaits = False
+        return answers
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                selector.register(process.wire, selectors.EVENT_READ, (process, self._hear))
+                selector.register(process.stderr, selectors.EVENT_READ, (process, RankProcess.read_log))
+            pulses = {process.rank: (0, 0) for process in self._processes}
+            due = time.monotonic() + LOOK_SECONDS
+            while not self._stopped and self.failure is None:
+                for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                    process, read = key.data
+                    if not read(process):
+                        selector.unregister(key.fileobj)
+                if time.monotonic() >= due:
+                    self._look(pulses)
+                    due = time.monotonic() + LOOK_SECONDS
+
+    def _hear(self, process: RankProcess) -> bool:
+        """Take a rank's messages; False once it has hung up."""
+        try:
+            messages = [message for frame in process.wire.receive() for message in rm.decode_from_rank(frame)]
+        except ValueError as error:
+            self.fail(EngineDeadError(f"rank {process.rank} broke the protocol: {error}"))
+            return False
+        for message in messages:
+            if isinstance(message, rm.Failed):
+                process.take_words(message.kind, message.text)
+            else:
+                with self._news:
+                    self._messages[process.rank].append(message)
+                    self._news.notify_all()
+        if process.died is not None or not process.wire.open:
+            self.fail(process.died or process.ended())
+        return process.wire.open
+
+    def _look(self, pulses: dict[int, tuple[int, int]]) -> None:
+        """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
+        most = SILENT_START_LOOKS if self._wants_steps is None else SILENT_LOOKS
+        works = self._awaits or (self._wants_steps is not None and self._wants_steps())
+        for rank, (last, looks) in pulses.items():
+            pulse = self._commons.board.line(rank).pulse
+            looks = looks + 1 if works and pulse and pulse == last else 0
+            pulses[rank] = (pulse, looks)
+            if looks >= most:
+                seconds = looks * LOOK_SECONDS
+                self.fail(
+                    EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
+                )
+
+
+def _most_bytes(sizes: StepSizes) -> int:
+    """Return the bytes of the longest order, beside CaptureOrders."""
+    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + 1024

@@ -1,0 +1,107 @@
+"""What every rank of an engine does alike at its start: it opens its device, and chooses kernels and facts."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+import gapless
+from gapless.base import host
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError
+from gapless.base.share import WHOLE_SHARE, Share
+from gapless.comm.seam import Group
+from gapless.device import Device, build, gpus, open_device
+from gapless.engine.on_device import on_device
+from gapless.engine.rank_messages import Facts
+from gapless.kernels import native
+from gapless.kernels.choose import choose
+from gapless.kernels.seam import Kernels
+from gapless.model.config import ModelConfig, resolve_model_dir
+from gapless.model.loader import dtype_of
+from gapless.model.seam import LoadedModel
+
+SMALL_MODEL = 50_000_000
+"""[parameters] Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
+SMALL_THREADS, SMALL_TIMES = 2, 128
+"""[threads, times] Threads that share long prompts of a small model, and the multiple of the usual least shared work:
+on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads,
+got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
+CHECKED = 1_000
+"""Numbers that the ranks add at the start, as a check"""
+
+
+def open_rank_device(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE_SHARE) -> Device:
+    """Open the device of a rank. Raises ConfigError."""
+    return open_device(config.device, _threads(config, model_config), config.devices[share.rank])
+
+
+def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Return the number of computing threads of a rank on a CPU; 0 for most of its cores."""
+    small, ranks = model_config.sizes.parameters < SMALL_MODEL, config.tensor_parallel_size
+    if config.threads or (ranks == 1 and not small):
+        return config.threads
+    cores = max(1, host.usable_cores() // ranks)
+    if not small:
+        return cores
+    return min(SMALL_THREADS, cores) if build.may_have(native.NAME) else 1
+
+
+def choose_kernels(device: Device, config: EngineConfig, model_config: ModelConfig) -> Kernels:
+    """Return the kernels of a rank, and set how its device's threads share work."""
+    kernels = choose(device.caps.kernels, dtype_of(config, model_config), config.batch_invariant)
+    if not config.threads and model_config.sizes.parameters < SMALL_MODEL:
+        on_device(device, lambda: native.share_from(SMALL_TIMES))
+    return kernels
+
+
+def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: LoadedModel, share: Share) -> Facts:
+    """Return what must be equal on all ranks."""
+    name = gpus()[config.devices[share.rank]][0] if device.caps.own_memory else host.processor_says("model name")
+    made = build.outcomes.get(native.NAME)
+    return Facts(
+        f"{gapless.__version__} {_digest_of_package()}",
+        str(torch.__version__),
+        f"{device.kind} {name}",
+        f"{kernels.name} {made.flags if made else ''}".strip(),
+        str(model.dtype).removeprefix("torch."),
+        _digest_of_weights(config),
+        model.page_bytes(config.block_size),
+    )
+
+
+def _digest_of_package() -> str:
+    root, digest = Path(gapless.__file__).parent, sha256()
+    for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
+        digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _digest_of_weights(config: EngineConfig) -> str:
+    """Return a digest that changes if another process finds other files there."""
+    if config.load_format == "dummy":
+        return f"dummy {config.base_seed}"
+    facts = []
+    for path in sorted(resolve_model_dir(config.model).glob("*")):
+        if path.suffix in (".safetensors", ".gguf", ".json") and path.is_file():
+            found = path.stat()
+            facts.append(f"{path.name} {found.st_ino} {found.st_size} {found.st_mtime_ns}")
+    return sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def check_sum(device: Device, group: Group) -> None:
+    """Add known numbers over all ranks. Raises EngineDeadError for another sum: the ranks' memory is no common one."""
+    share = group.share
+
+    def program() -> None:
+        numbers = torch.arange(CHECKED, dtype=torch.float32, device=device.torch_device)
+        found = group.add(numbers * (share.rank + 1))
+        wanted = numbers * (share.world * (share.world + 1) // 2)
+        if not torch.equal(found, wanted):
+            raise EngineDeadError(
+                f"rank {share.rank} got {found[1]} for the sum of known numbers, which is {wanted[1]}"
+            )
+
+    device.run(program)
