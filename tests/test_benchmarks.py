@@ -29,6 +29,7 @@ SMALLEST = {
                        "--longest", "90", "--output", "8", "--pair", PAIR],
     "prompts": ["--beside", "0", "--model", str(ROOT / "gapless/demo/weights"), "--prompts", "3", "--longest", "40",
                 "--max-model-len", "256"],
+    "rank_sums": ["--rounds", "20", "--busy", "0"],
     "rows": ["--model", "demo", "--device", "cpu", "--rows", "2", "--prompt", "16", "--output", "8", "--rounds", "1"],
     "san_cost": ["--rounds", "1", "--layers", "1", "--tokens", "4"],
     "speculation": ["--works", "numbers", "--rows", "1", "--output", "16", "--rounds", "1"],

@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ class BoardLine(NamedTuple):
     """A rank's line of the board: times are of CLOCK_MONOTONIC, in ns."""
 
     pulse: int
-    """When its host was last alive"""
+    """When its process was last alive, within 50 ms"""
     taken: int
     """Orders taken"""
     launched: int
@@ -57,19 +56,18 @@ _WORDS = (0, 1, 2, 3, 4, 8, 9, 10)
 
 
 class Board:
-    """A line for each rank, written by it alone and read by all."""
+    """A line for each rank, written by it alone and read by all. The pulse needs no call: a thread of C++ writes it."""
 
-    def __init__(self, words: memoryview, rank: int) -> None:
-        self._words = words
-        self._own = words[rank * _LINE_WORDS : (rank + 1) * _LINE_WORDS]
+    def __init__(self, memory: mmap.mmap, at: int, share: Share) -> None:
+        """`at` is its first byte."""
+        self._memory = memory
+        with memoryview(memory) as whole:
+            self._words = whole[at : at + share.world * _LINE_WORDS * 8].cast("Q")
+        self._own = self._words[share.rank * _LINE_WORDS :][:_LINE_WORDS]
 
     def line(self, rank: int) -> BoardLine:
         at = rank * _LINE_WORDS
         return BoardLine(*[self._words[at + word] for word in _WORDS])
-
-    def beat(self) -> None:
-        """Note that this rank's host is alive now."""
-        self._own[0] = time.monotonic_ns()
 
     def taken(self, orders: int) -> None:
         self._own[1] = orders
@@ -83,6 +81,12 @@ class Board:
     def enter(self, state: int) -> None:
         """Note the phase of this rank's start."""
         self._own[4] = state
+
+    def close(self) -> None:
+        """Let go of the memory, whose map keeps its file open."""
+        self._own.release()
+        self._words.release()
+        self._memory.close()
 
 
 class OrderRing:
@@ -168,8 +172,7 @@ class Commons:
             raise EngineError(error.value.decode())
         self.group = SharedGroup(native, number, share)
         self.ring = OrderRing(native, number)
-        memory = memoryview(mmap.mmap(fd, 0))[native.board_at() :][: share.world * _LINE_WORDS * 8]
-        self.board = Board(memory.cast("Q"), share.rank)
+        self.board = Board(mmap.mmap(fd, 0), native.board_at(), share)
 
     @classmethod
     def create(cls, world: int) -> Self:
@@ -198,6 +201,7 @@ class Commons:
         """Let go of the memory and the file; calls of the group raise from then on. May be called twice."""
         if self.fd >= 0:
             self._native.close(self._number)
+            self.board.close()
             os.close(self.fd)
         self.fd = -1
 

@@ -6,8 +6,6 @@ import gc
 import os
 import select
 import socket
-import threading
-import time
 import traceback
 from typing import TypeVar
 
@@ -38,7 +36,6 @@ from gapless.step.speculation import Speculation
 
 LOOK_SECONDS = 0.05
 """[s] A rank without orders looks so often for ended steps and for a failed device."""
-BEAT_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -54,7 +51,6 @@ def follow(rank: int, world: int, number: int) -> bool:
     wire = Wire(leader)
     try:
         commons = Commons.attach(memory[0], Share(rank, world))
-        threading.Thread(target=_beat, args=(commons,), name="beat", daemon=True).start()
         FollowingRank(wire, commons).run()
     except Exception as error:
         if not isinstance(error, UserError):
@@ -63,12 +59,6 @@ def follow(rank: int, world: int, number: int) -> bool:
         wire.send(m.encode([rm.Failed(words.kind, words.text)]))
         return False
     return True
-
-
-def _beat(commons: Commons) -> None:
-    while True:
-        commons.board.beat()
-        time.sleep(BEAT_SECONDS)
 
 
 class FollowingRank:

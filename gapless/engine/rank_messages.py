@@ -19,7 +19,7 @@ class Facts(NamedTuple):
     kernels: str
     dtype: str
     weights: str
-    """A digest of names, sizes and times of the checkpoint's files"""
+    """A digest of parts of the checkpoint's files"""
     page_bytes: int
 
 

@@ -62,7 +62,9 @@ class FollowingRanks:
         self._wake: Callable[[], None] | None = None
         self._wants_steps: Callable[[], bool] | None = None
         self._awaits = self._stopped = False
-        self._writer, self._most, self._sent = OrderWriter(), MOST_FRAME, 0
+        self._writer, self._most = OrderWriter(), MOST_FRAME
+        self._sent = self._steps = 0
+        """Orders, and the steps among them"""
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
         self._watcher = threading.Thread(target=self._watch, name="gapless-ranks", daemon=True)
         for process in processes:
@@ -133,6 +135,8 @@ class FollowingRanks:
             while not self.room(1):
                 self.check()
                 time.sleep(LOOK_SECONDS / 10)  # at rest: it is being read
+        else:
+            self._steps += 1
         self._sent += 1
         self._last.append((self._sent, order))
         self._commons.ring.put(self._writer.write(order))
@@ -153,7 +157,7 @@ class FollowingRanks:
         return [self._commons.board.line(rank).waited for rank in range(self.world)]
 
     def lags(self) -> Sequence[int]:
-        return [0, *[self._sent - self._commons.board.line(rank).taken for rank in range(1, self.world)]]
+        return [0, *[self._steps - self._commons.board.line(rank).launched for rank in range(1, self.world)]]
 
     def behind(self) -> str:
         """Say which rank the others wait for."""
@@ -169,7 +173,8 @@ class FollowingRanks:
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
-        did = f"took {line.taken} of {self._sent} orders, launched {line.launched} steps, {line.ended} have ended"
+        steps = f"launched {line.launched} of {self._steps} steps, {line.ended} have ended"
+        did = f"took {line.taken} of {self._sent} orders, {steps}"
         waits = f"waits for {(time.monotonic_ns() - line.waiting_since) / 1e9:.1f} s"
         began = f"began {line.calls} sums, {waits if line.waiting_since else 'and waits in none'}"
         return began if rank == 0 else f"{did}, {began}"

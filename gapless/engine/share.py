@@ -20,6 +20,7 @@ from gapless.kernels import native
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.model.config import ModelConfig, resolve_model_dir
+from gapless.model.fingerprint import weights_digest
 from gapless.model.loader import dtype_of
 from gapless.model.seam import LoadedModel
 
@@ -67,7 +68,9 @@ def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: Load
         f"{device.kind} {name}",
         f"{kernels.name} {made.flags if made else ''}".strip(),
         str(model.dtype).removeprefix("torch."),
-        _digest_of_weights(config),
+        weights_digest(resolve_model_dir(config.model), config.base_seed if config.load_format == "dummy" else None)[
+            :16
+        ],
         model.page_bytes(config.block_size),
     )
 
@@ -77,18 +80,6 @@ def _digest_of_package() -> str:
     for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _digest_of_weights(config: EngineConfig) -> str:
-    """Return a digest that changes if another process finds other files there."""
-    if config.load_format == "dummy":
-        return f"dummy {config.base_seed}"
-    facts = []
-    for path in sorted(resolve_model_dir(config.model).glob("*")):
-        if path.suffix in (".safetensors", ".gguf", ".json") and path.is_file():
-            found = path.stat()
-            facts.append(f"{path.name} {found.st_ino} {found.st_size} {found.st_mtime_ns}")
-    return sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def check_sum(device: Device, group: Group) -> None:

@@ -40,7 +40,7 @@ from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.drafting import DRAFTERS
-from gapless.model.loader import load_drafter, load_model
+from gapless.model.loader import load_drafter, load_model, refuse_shares
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
@@ -119,6 +119,7 @@ def _build(
 ) -> EngineCore:
     with _timed(times, "device", "opening the device"):
         model_config = load_config(config)
+        refuse_shares(config, model_config, config.tensor_parallel_size)
         if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_rank_device(config, model_config)
@@ -238,6 +239,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=longest,
         kv_cache_dtype=config.kv_cache_dtype,
+        ranks=config.tensor_parallel_size,
     )
 
 

@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "sums.h"
 
@@ -20,12 +20,13 @@ namespace gapless {
 namespace {
 
 constexpr uint64_t kMagic = 0x3153454c50414701;  // changes with the layout
-constexpr int kLooks = 200;
+constexpr int kLooks = 50;
 // A waiting program yields this long before it sleeps: to be woken takes longer than most waits. A reader of orders
 // shares its core with its rank's own programs, so it sleeps sooner.
 constexpr int64_t kYieldNs = 2'000'000, kReaderYieldNs = 30'000;
 // The longest sleep before another look at all: a lost wake-up costs no more.
 constexpr int64_t kNapNs = 2'000'000, kReaderNapNs = 1'000'000'000;
+constexpr std::chrono::milliseconds kPulse{50};
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
@@ -146,9 +147,25 @@ Commons::Commons(int fd, int rank, int world) : rank(rank), world(world) {
     munmap(memory, size);
     throw std::runtime_error("the memory of the ranks is another version's, or of another number of ranks");
   }
+  pulse_ = std::thread(&Commons::beat, this);
 }
 
-Commons::~Commons() { munmap(memory_, nbytes(world)); }
+Commons::~Commons() {
+  {
+    std::lock_guard lock(mutex_);
+    closes_ = true;
+  }
+  closing_.notify_one();
+  pulse_.join();
+  munmap(memory_, nbytes(world));
+}
+
+// Its own thread: a host that loads weights, or holds the interpreter's lock for long, is alive all the same.
+void Commons::beat() {
+  std::unique_lock lock(mutex_);
+  do board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
+  while (!closing_.wait_for(lock, kPulse, [this] { return closes_; }));
+}
 
 void Commons::stop() {
   head_->stopped.store(1, kRelease);

@@ -5,9 +5,12 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <thread>
 
 namespace gapless {
 
@@ -15,7 +18,7 @@ constexpr int64_t kRingBytes = 4 << 20, kMostFrame = kRingBytes / 2, kSlotBytes 
 constexpr int kMostRanks = 64;
 constexpr size_t kLine = 128;  // two cache lines: processors fetch them in pairs
 
-// gapless.comm.shared.BoardLine. The first half is written by the rank's host, the second here.
+// gapless.comm.shared.BoardLine. `taken` to `state` are written by the rank's host, the others here.
 struct alignas(kLine) BoardLine {
   std::atomic<uint64_t> pulse, taken, launched, ended, state, spare[3];
   std::atomic<uint64_t> waited, waiting_since, calls;
@@ -101,6 +104,7 @@ class Commons {
   void place_gathered(uint32_t call, int64_t begin, int64_t rows, char* out, int64_t out_width) const;
   uint64_t where(int64_t nbytes, uint64_t& skipped) const;
   void check() const;
+  void beat();
 
   char* memory_ = nullptr;
   Head* head_ = nullptr;
@@ -112,6 +116,10 @@ class Commons {
   std::atomic<int> muted_{0};
   std::atomic<int64_t> thread_{0};
   uint32_t call_ = 0;
+  std::mutex mutex_;
+  std::condition_variable closing_;
+  bool closes_ = false;
+  std::thread pulse_;
 };
 
 // The commons of this number. Throws std::runtime_error once it is closed.

@@ -18,8 +18,9 @@ namespace {
 
 using at::Tensor;
 
-std::mutex guard;
-std::map<int64_t, std::shared_ptr<Commons>> known;
+// Never destroyed: threads may still use them when the process ends.
+auto& guard = *new std::mutex;
+auto& known = *new std::map<int64_t, std::shared_ptr<Commons>>;
 int64_t last = 0;
 
 // A process that is forked off is no rank.
