@@ -7,7 +7,7 @@ import ctypes
 import os
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, count
 from pathlib import Path
@@ -40,7 +40,9 @@ SUMS_SOURCE = Path(__file__).with_name("native") / "sums.cu"
 _PLACES = ("sums", "tells", "acks", "flags", "inbox", "outbox", "slots", "lines", "mail", "receipts")
 _MUTED, _STATE_BYTES = 32, 4096
 """The offset of a State's word `muted`, and room for a State"""
-_RECORD = struct.Struct(f"<QQ16sI{HANDLE_BYTES}s")
+_RECORD = struct.Struct(f"<QQ16sQ{HANDLE_BYTES}s")
+HANDLES_BYTES = _RECORD.size
+"""Bytes of `CudaGroup.handles`"""
 
 _Address, _Word, _Long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
 
@@ -51,7 +53,7 @@ class CallWords(ctypes.Structure):
     _fields_ = [
         ("arena", _Address * MOST_CUDA_RANKS), *((place, _Long) for place in _PLACES), ("state", _Address),
         *((name, _Address) for name in ("stop", "board", "x", "y", "out", "weight")),
-        ("eps", ctypes.c_float), *((name, _Word) for name in ("rank", "cells", "half", "part")),
+        ("eps", ctypes.c_float), *((name, _Word) for name in ("rank", "cells", "half", "part", "early")),
         *((name, _Word) for name in ("count", "rows", "width", "pitch")),
     ]  # fmt: skip
 
@@ -91,6 +93,8 @@ class HostWords(NamedTuple):
     board: int
     """The offset of this rank's words of 64 bits: nanoseconds of waiting, another's word, launches. Written by `tell`,
     and during long waits"""
+    end: Callable[[], None]
+    """Sets the word that ends all waits"""
 
 
 class CudaGroup:
@@ -101,12 +105,15 @@ class CudaGroup:
         if not 2 <= share.world <= MOST_CUDA_RANKS:
             raise ConfigError(f"CUDA serves 2 to {MOST_CUDA_RANKS} ranks on one host, not {share.world}")
         self.share, self.device, self.driver = share, device, driver or Driver()
+        self._end = words.end
         self._stop = words.memory[words.stop : words.stop + 4].view(torch.int32).numpy()
         self._stream: int = device.compute.raw.cuda_stream
         self.arena = Arena.of(share.world)
         self._own = self.driver.take(self.arena.nbytes)
         self._mapped: list[int] = []
         self._blocks = 0
+        self.apart = True
+        """Whether each rank has a GPU of its own"""
         self.state = self._own + self.arena.offsets["state"]
         offsets, host = (
             [self.arena.offsets[place] for place in _PLACES],
@@ -142,6 +149,8 @@ class CudaGroup:
         self._blocks = min(MOST_BLOCKS, *rooms)
         if not self._blocks:
             raise ConfigError("device_ids names one GPU for more ranks than it has multiprocessors: name other GPUs")
+        self.apart = len({*uuids}) == len(uuids)
+        self.call.early = int(self.apart)
         for rank, (process, address, _, _, handle) in enumerate(records):
             if process != os.getpid():
                 address = self._open(rank, handle)
@@ -159,12 +168,12 @@ class CudaGroup:
         return address
 
     def close(self) -> None:
-        """Let the memory go, once no rank runs a program. After an error of the device its driver does that."""
+        """Let the memory go, once no rank runs a program. May be called twice."""
         mapped, self._mapped = self._mapped, []
         own, self._own = self._own, 0
-        if self.device.fault.error is None and own:
-            for address in mapped:
-                self.driver.close(address)
+        for address in mapped:
+            self.driver.close(address)
+        if own:
             self.driver.free(own)
 
     def add(self, y: Tensor) -> Tensor:
@@ -193,22 +202,30 @@ class CudaGroup:
             self.driver.fill(self.state + _MUTED, 0, 4, self._stream)
 
     def stop(self) -> None:
-        self._stop[0] = 1
+        self._end()
 
     def _reason(self) -> str:
         return "the ranks were stopped, and what programs leave is undefined" if self._stop[0] else ""
 
     def add_here(self, y: Tensor) -> None:
         """Launch `add`."""
-        kind, nbytes = SUM_KINDS[y.dtype], y.nbytes
-        assert y.is_contiguous() and nbytes % 8 == 0 and y.data_ptr() % 8 == 0, "a sum has whole cells of 8 bytes"
-        if nbytes <= 8 * self.arena.cells:
+        kind, nbytes, unit = SUM_KINDS[y.dtype], y.nbytes, 8 if y.nbytes <= 8 * self.arena.cells else 16
+        assert y.is_contiguous()
+        if nbytes % unit or y.data_ptr() % unit:
+            return self._add_apart(y)
+        if unit == 8:
             self._launch(f"add_{kind}", -(-nbytes // 8 // THREADS), y=y.data_ptr(), count=nbytes // 8)
             return
-        assert nbytes % 16 == 0 and y.data_ptr() % 16 == 0, "a large sum has whole units of 16 bytes"
         for at in range(0, nbytes, LARGE_PIECE):
             units = min(LARGE_PIECE, nbytes - at) // 16
             self._launch(f"add_large_{kind}", MOST_BLOCKS, y=y.data_ptr() + at, count=units)
+
+    def _add_apart(self, y: Tensor) -> None:
+        """Add numbers that are no whole units where they are."""
+        whole = y.new_zeros(-(-y.numel() // 8) * 8)
+        whole[: y.numel()].copy_(y.view(-1))
+        self.add_here(whole)
+        y.view(-1).copy_(whole[: y.numel()])
 
     def add_norm_here(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Launch `add_norm`."""

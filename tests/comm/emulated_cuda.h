@@ -68,6 +68,7 @@ inline u32 acquire(const u32* at) {
   std::this_thread::yield();
   return shared_word(at).load(std::memory_order_acquire);
 }
+inline void let_next_begin() {}
 inline u64 now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 inline float warp_sum(float v) { return v; }
 inline float rsqrtf(float v) { return 1 / std::sqrt(v); }

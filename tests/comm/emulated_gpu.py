@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,8 +100,10 @@ def fake_device() -> SimpleNamespace:
 def groups_of(drivers: list[PlayedDriver]) -> list[CudaGroup]:
     """Return ranks that share a page of the host's memory, one for each driver."""
     memory, world = torch.zeros(4096, dtype=torch.uint8), len(drivers)
+    end = partial(memory[64:68].fill_, 1)
+    words = [HostWords(memory, 64, 128 * (1 + rank), end) for rank in range(world)]
     return [
-        CudaGroup(Share(rank, world), fake_device(), HostWords(memory, 64, 128 * (1 + rank)), driver)  # type: ignore[arg-type]
+        CudaGroup(Share(rank, world), fake_device(), words[rank], driver)  # type: ignore[arg-type]
         for rank, driver in enumerate(drivers)
     ]
 

@@ -53,7 +53,7 @@ def summed(parts: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.int64), ids=str)
 def test_sums_are_in_the_order_of_ranks_and_equal_to_the_bit(world: list[CudaGroup], dtype: torch.dtype):
-    for seed, shape in enumerate(((1, 8), (3, 20), (5, 256), (16, 512), (1, 8))):
+    for seed, shape in enumerate(((1, 8), (3, 5), (3, 20), (5, 256), (16, 512), (5, 1001), (1, 8))):
         parts = parts_of(world, shape, dtype, seed)
         want = summed(parts)
         found = together(*(partial(group.add, part.clone()) for group, part in zip(world, parts, strict=True)))
@@ -232,7 +232,7 @@ def test_gpus_that_do_not_reach_each_other_are_refused_by_rank(kernels: tuple[in
 
 def test_more_ranks_than_the_kernels_serve_are_refused():
     with pytest.raises(ConfigError, match="2 to 8 ranks on one host, not 9"):
-        CudaGroup(Share(0, 9), fake_device(), HostWords(torch.zeros(0), 0, 0), PlayedDriver(None))
+        CudaGroup(Share(0, 9), fake_device(), HostWords(torch.zeros(0), 0, 0, print), PlayedDriver(None))
 
 
 def test_a_second_stream_is_an_error_of_ours(world: list[CudaGroup]):

@@ -37,6 +37,7 @@ struct Call {
   const float* weight;
   float eps;
   u32 rank, cells, half, part;   // sizes of a place: cells of a sum, cells of a tell, units of a large sum
+  u32 early;  // whether the next kernel may begin: where ranks share a GPU, it could keep another rank's blocks out
   u32 count, rows, width, pitch;  // of this launch
 };
 
@@ -69,6 +70,11 @@ __device__ __forceinline__ u32 acquire(const u32* at) {
 }
 template <class T> __device__ __forceinline__ T peek(const T* at) { return *(const volatile T*)at; }
 template <class T> __device__ __forceinline__ void poke(T* at, T value) { *(volatile T*)at = value; }
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ u64 now() {
   u64 ns;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
@@ -163,6 +169,7 @@ __device__ __forceinline__ bool begins(Block& here, const Call& c, int operation
     here.quiet = peek(&c.state->muted) | peek(&c.state->stopped);
     here.ended = 0, here.looked = micros();
   }
+  if (c.early) let_next_begin();
   __syncthreads();
   return !here.quiet;
 }
