@@ -87,13 +87,8 @@ class FollowingRank:
         gc.freeze()  # collections need not walk the start's objects
         self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept)))))
 
-<<<<<<< HEAD
-    def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.StepPlan) -> Executor:
-        group = self._group
-=======
     def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.RankPlan) -> Executor:
-        group = self._commons.group
->>>>>>> main
+        group = self._group
         drafts = Speculation(plan.drafts, None, plan.drafted_rows) if plan.drafts else None
         options = RowOptions(speculation=drafts, group=group)
         executor = on_device(
