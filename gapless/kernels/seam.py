@@ -115,7 +115,7 @@ class FastWay(NamedTuple):
     adapts: bool = False
     """Whether it serves steps with adapters, or only steps without"""
     shared: Callable[[Group, Tensor, LayerRows, float], LayerOps] | None = None
-    """As `make`, for a rank with a share of each layer's heads and MLP; None: such ranks do not go this way"""
+    """Makes the operations of a rank with a share of each layer's heads and MLP; None: such ranks go another way"""
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:
