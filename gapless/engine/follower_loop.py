@@ -23,6 +23,7 @@ from gapless.engine.adapters import AdapterFiles, FollowingAdapters
 from gapless.engine.on_device import on_device
 from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
+from gapless.engine.updates import FollowingWeights
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
 from gapless.model.config import load_config
@@ -91,7 +92,8 @@ class FollowingRank:
         adapt = None
         if model.adapters is not None:
             adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
-        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt))
+        renew = FollowingWeights(model, device, self._share).obey
+        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, renew))
 
     def _build(
         self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan

@@ -52,7 +52,16 @@ class AdapterOrder(NamedTuple):
     """NO_SLOT to read it alone. No step in flight reads any other."""
 
 
-AnyOrder = Order | CaptureOrder | AdapterOrder
+class WeightsOrder(NamedTuple):
+    """New weights that every rank reads beside its steps, and takes once nothing is in flight."""
+
+    path: str
+    """The directory of a checkpoint; empty to drop the last one"""
+    digest: str
+    """The digest of the leader's, to take them; empty to read them"""
+
+
+AnyOrder = Order | CaptureOrder | AdapterOrder | WeightsOrder
 
 
 class Ranks(Protocol):
@@ -81,7 +90,7 @@ class Ranks(Protocol):
 
 def followed(order: AnyOrder) -> AnyOrder:
     """Return an order as ranks without samplers and lanes need it: loads and forwards."""
-    if isinstance(order, AdapterOrder):
+    if isinstance(order, AdapterOrder | WeightsOrder):
         return order
     if isinstance(order, CaptureOrder):
         return CaptureOrder(*(tuple(key for key in keys if isinstance(key, ForwardKey)) for keys in order))
@@ -158,7 +167,7 @@ class OrderReader:
             raise WireError("an order is not the next one of its leader, or was changed on its way")
         parts = _unpacked(bytes(data[size : size + named])) if named else (None, None)
         if kind == _WHOLE:
-            assert isinstance(parts, CaptureOrder | AdapterOrder), "a whole order"
+            assert isinstance(parts, CaptureOrder | AdapterOrder | WeightsOrder), "a whole order"
             return parts
         fresh, load = parts
         if fresh is not None:
@@ -171,7 +180,7 @@ class OrderReader:
 
 _STEP, _WHOLE = range(2)
 _RECORDS = {kind.__name__: kind for kind in (
-    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder, AdapterOrder
+    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder, AdapterOrder, WeightsOrder
 )}  # fmt: skip
 """The records that travel, by name"""
 

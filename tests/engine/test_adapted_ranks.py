@@ -1,12 +1,14 @@
-"""Adapters of an engine of several ranks: each has its share of them, and the tokens are one rank's."""
+"""Adapters and new weights of an engine of several ranks: each has its share, and the tokens are one rank's."""
 
 from __future__ import annotations
 
 import pytest
 from adapter_files import write_adapter
+from other_weights import checkpoint
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
+from gapless.base.errors import RequestError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import AdapterChange
 from gapless.model.config import read_model_config, resolve_model_dir
@@ -64,3 +66,19 @@ async def test_two_ranks_take_adapters_that_are_loaded_replaced_and_unloaded(fol
         await llm.change_adapter(AdapterChange("x"))
         await llm.change_adapter(AdapterChange("x", "one"))
         assert await tokens(llm) == wanted["one"]
+
+
+@pytest.mark.parametrize("kind", ("auto", "fp8"))
+def test_two_ranks_take_new_weights_and_refuse_wrong_ones(tmp_path, kind):
+    """Scales of 8-bit KV are measured by a forward of all ranks."""
+    other, options = checkpoint(tmp_path / "other", 3), OPTIONS | {"kv_cache_dtype": kind}
+    wrong = checkpoint(tmp_path / "wrong", 3, intermediate_size=12)
+    with LLM(str(other), **options, tokenizer=str(resolve_model_dir("demo"))) as llm:
+        wanted = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    with LLM("demo", **options, tensor_parallel_size=2) as llm:
+        before = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        with pytest.raises(RequestError, match="width is 12"):
+            llm.update_weights(str(wrong))
+        assert llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
+        llm.update_weights(str(other))
+        assert llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == wanted != before
