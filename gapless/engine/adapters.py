@@ -38,7 +38,7 @@ class AdapterFiles(NamedTuple):
         sizes = [part.nbytes for part in parts]
         memory = torch.split(self.device.ring(1, sum(sizes)).slots[0].tensor, sizes)
         own = [piece.view(part.dtype).view(part.shape) for piece, part in zip(memory, parts, strict=True)]
-        adapter.fill(own, self.model, self.tables.rank)
+        adapter.fill(own, self.model, self.tables.rank, self.tables.share)
         return AdapterContents(own, adapter.digest)
 
     def named(self) -> dict[str, AdapterContents]:

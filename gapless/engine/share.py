@@ -1,4 +1,4 @@
-"""What every rank of an engine does alike at its start: it opens its device, and chooses kernels and facts."""
+"""The part of a start that all ranks of an engine do alike: device, kernels, facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-import gapless
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
@@ -20,6 +19,7 @@ from gapless.kernels import native
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.model.config import ModelConfig, resolve_model_dir
+from gapless.model.fingerprint import weights_digest
 from gapless.model.loader import dtype_of
 from gapless.model.seam import LoadedModel
 
@@ -58,37 +58,27 @@ def choose_kernels(device: Device, config: EngineConfig, model_config: ModelConf
 
 
 def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: LoadedModel, share: Share) -> Facts:
-    """Return what must be equal on all ranks."""
+    """Return the facts of a rank."""
     name = gpus()[config.devices[share.rank]][0] if device.caps.own_memory else host.processor_says("model name")
     made = build.outcomes.get(native.NAME)
     return Facts(
-        f"{gapless.__version__} {_digest_of_package()}",
+        _digest_of_package(),
         str(torch.__version__),
         f"{device.kind} {name}",
         f"{kernels.name} {made.flags if made else ''}".strip(),
         str(model.dtype).removeprefix("torch."),
-        _digest_of_weights(config),
+        weights_digest(resolve_model_dir(config.model), config.base_seed if config.load_format == "dummy" else None)[
+            :16
+        ],
         model.page_bytes(config.block_size),
     )
 
 
 def _digest_of_package() -> str:
-    root, digest = Path(gapless.__file__).parent, sha256()
+    root, digest = Path(host.__file__).parents[1], sha256()
     for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _digest_of_weights(config: EngineConfig) -> str:
-    """Return a digest that changes if another process finds other files there."""
-    if config.load_format == "dummy":
-        return f"dummy {config.base_seed}"
-    facts = []
-    for path in sorted(resolve_model_dir(config.model).glob("*")):
-        if path.suffix in (".safetensors", ".gguf", ".json") and path.is_file():
-            found = path.stat()
-            facts.append(f"{path.name} {found.st_ino} {found.st_size} {found.st_mtime_ns}")
-    return sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def check_sum(device: Device, group: Group) -> None:

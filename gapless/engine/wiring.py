@@ -21,7 +21,7 @@ from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.rank_messages import StepPlan
+from gapless.engine.rank_messages import RankPlan
 from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
@@ -40,7 +40,7 @@ from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.drafting import DRAFTERS
-from gapless.model.loader import load_drafter, load_model
+from gapless.model.loader import load_drafter, load_model, refuse_shares
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
@@ -95,8 +95,8 @@ def build_core(
 ) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes` are
-    those of the other ranks, if they are started.
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes`
+    belong to the other ranks, if they are started.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
@@ -119,6 +119,7 @@ def _build(
 ) -> EngineCore:
     with _timed(times, "device", "opening the device"):
         model_config = load_config(config)
+        refuse_shares(config, model_config, config.tensor_parallel_size)
         if device is None and device_class(config.device).caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_rank_device(config, model_config)
@@ -158,12 +159,12 @@ def _agree(loaded: Loaded) -> int:
     return ranks.agree(facts_of(config, loaded.device, loaded.kernels, loaded.model, ranks.group.share))
 
 
-def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> StepPlan:
+def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> RankPlan:
     """Return what the other ranks are to build."""
     device, drafting = loaded.device, loaded.drafting
     step = step_bytes(loaded.config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
     drafts = (drafting.drafts, drafting.rows) if drafting else (0, 0)
-    return StepPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
+    return RankPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
 
 
 def _load(
@@ -172,6 +173,7 @@ def _load(
     """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     if ranks is not None:
+        announce(f"{ranks.world} ranks share the model: this process and {', '.join(map(str, ranks.pids))}")
         ranks.fails(device)
         ranks.load(config)
     tiers = EngineTiers(config)
@@ -238,6 +240,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=longest,
         kv_cache_dtype=config.kv_cache_dtype,
+        ranks=config.tensor_parallel_size,
     )
 
 

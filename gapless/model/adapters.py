@@ -16,11 +16,13 @@ from torch import Tensor
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
 from gapless.base.progress import warn
+from gapless.base.share import WHOLE_SHARE, Share
 from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
 from gapless.model.fields import UNUSED, Fields, warn_of
 from gapless.model.known_fields import ADAPTER
 from gapless.model.params import PRODUCTS, Params
+from gapless.model.shares import module_cuts
 from gapless.model.slots import rope_rows
 from gapless.model.spec import LayerSpec, ProductSpec
 from gapless.model.weights import read_tensors
@@ -57,13 +59,17 @@ class AdapterLayer(NamedTuple):
 
 
 class AdapterTables:
-    """Memory for `count` adapters of up to `rank`, all zeros."""
+    """Memory for a share of `count` adapters of up to `rank`, all zeros.
+
+    `down` is cut by the inputs of a product, and `up` by its outputs: the terms of inputs that ranks share are summed
+    with the products.
+    """
 
     def __init__(self, config: ModelConfig, count: int, rank: int, params: Params, below: bool = False) -> None:
         """`below`: the memory of the matrices of `params` extends by `lines_below` and holds each `down`."""
-        self.count, self.rank, self.below = count, padded(rank), below
+        self.count, self.rank, self.below, self.share = count, padded(rank), below, params.share
         self.layers: list[AdapterLayer] = []
-        for kind, layer in zip(config.spec.layers, params.layers, strict=True):
+        for kind, layer in zip(config.spec.shared(self.share).layers, params.layers, strict=True):
             sizes = kind.products(config.spec.hidden_size)
             parts = (self._part(sizes[name], getattr(layer, name).tensors[0], params.embedding) for name in PRODUCTS)
             self.layers.append(AdapterLayer(*parts))
@@ -149,21 +155,26 @@ class Adapter(NamedTuple):
         digest = sha256(settings.path.read_bytes() + weights.read_bytes()).hexdigest()
         return cls(rank, scale, tensors, digest)
 
-    def fill(self, parts: list[Tensor], config: ModelConfig, rank: int) -> None:
-        """Write the adapter to the parts of a slot of this rank, which are zeros."""
-        places = iter(parts)
+    def fill(self, parts: list[Tensor], config: ModelConfig, rank: int, share: Share = WHOLE_SHARE) -> None:
+        """Write a share of the adapter to the parts of a slot of this rank, which are zeros."""
+        places, hidden = iter(parts), config.spec.hidden_size
         for layer, kind in enumerate(config.spec.layers):
-            for name, product in kind.products(config.spec.hidden_size).items():
+            own = kind.shared(share)
+            for name, product in own.products(hidden).items():
                 down, up, begin = next(places), next(places), 0
                 modules, count = config.names.modules(name), len(product.outputs)
-                sizes = config.names.outputs(name, kind, config.spec.hidden_size)
-                for number, (module, size) in enumerate(zip(modules, sizes, strict=True)):
+                sizes, cuts = (
+                    config.names.outputs(name, own, hidden),
+                    module_cuts(name, kind, hidden, share, len(modules)),
+                )
+                for number, (module, size, cut) in enumerate(zip(modules, sizes, cuts, strict=True)):
                     if (layer, module, "A") in self.weights:
+                        a = cut.of_columns.of(self.weights[layer, module, "A"])
                         # A module of all projections has a rank in each: kernels read as many.
                         for projection in range(count) if len(modules) < count else (number,):
-                            down[projection * rank :][: self.rank].copy_(self.weights[layer, module, "A"])
-                        rows = rope_rows(config.spec, kind, config.names, name, number)
-                        b = self.weights[layer, module, "B"]
+                            down[projection * rank :][: self.rank].copy_(a)
+                        rows = rope_rows(config.spec, own, config.names, name, number)
+                        b = cut.of_rows.of(self.weights[layer, module, "B"])
                         b = b if rows is None else b[rows]
                         up[: self.rank, begin : begin + size].copy_(b.float().mT * self.scale)
                     begin += size

@@ -49,7 +49,7 @@ def fill_dummy(params: Params, seed: int, config: ModelConfig) -> None:
 
 def _lay_rows(block: Tensor, at: int, target: Matrix, cut: Cut, columns: int) -> None:
     """Fill a rounded or cut part by pieces of whole rows; see `_lay`."""
-    begin, size, inputs = 0, max(1, len(block) // columns), Cut((), cut.columns)
+    begin, size, inputs = 0, max(1, len(block) // columns), cut.of_columns
     for first, last in cut.rows:
         for start in range(first, last, size):
             plain = block.new_empty(min(size, last - start), columns)
@@ -92,7 +92,7 @@ def _field_parts(own: Any, whole: Any, cut: Cut) -> Iterator[_Part]:
     if isinstance(whole, Matrix):
         yield _Part(own, torch.Size((whole.outputs, whole.inputs)), cut)
         if whole.bias is not None:
-            yield _plain(own.bias, whole.bias, cut.of_bias)
+            yield _plain(own.bias, whole.bias, cut.of_rows)
     else:
         pairs = zip(own, whole, strict=True) if isinstance(whole, NormWeights) else [(own, whole)]
         yield from (_plain(mine, tensor) for mine, tensor in pairs if tensor is not None)

@@ -88,7 +88,6 @@ def refuse_shares(config: EngineConfig, model: ModelConfig, world: int) -> None:
         return
     for asked, what in (
         (model.impl == Impl.TRANSFORMERS, f"{model.architecture} is computed by the Transformers backend, which has"),
-        (config.lora_modules or config.lora_dir, "adapters need"),
         (config.speculation and config.speculation.in_pages, "drafts by a model need"),
     ):
         if asked:

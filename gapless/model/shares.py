@@ -39,13 +39,18 @@ class Cut(NamedTuple):
 
     def of_matrix(self, whole: Matrix) -> Matrix:
         """Return the part of a matrix without a bias. Columns are cut at multiples of `WeightLayout.step`."""
-        found = whole._replace(tensors=tuple(Cut(self.rows).of(tensor) for tensor in whole.tensors))
+        found = whole._replace(tensors=tuple(self.of_rows.of(tensor) for tensor in whole.tensors))
         return found if self.columns is None else found.columns(*self.columns)
 
     @property
-    def of_bias(self) -> Cut:
-        """Outputs of the same part, of a bias."""
+    def of_rows(self) -> Cut:
+        """The cut of rows alone, as of a bias."""
         return Cut(self.rows)
+
+    @property
+    def of_columns(self) -> Cut:
+        """The cut of columns alone."""
+        return Cut((), self.columns)
 
 
 ALL, NOTHING = Cut(), Cut(((0, 0),))

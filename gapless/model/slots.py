@@ -80,12 +80,15 @@ class StoredRows:
         for name, stored in self.stored.tensors.items():
             if name not in read and not stored.optional:
                 raise CheckpointError(f"tensor '{self.module}.{name}' is missing, beside {sorted(read)}")
+        cut = self.cut
+        if self.stored.by_rows:
+            read, cut = {name: cut.of_rows.of(tensor) for name, tensor in read.items()}, cut.of_columns
         found = Matrix(self.stored.read(read), None, self.stored.layout, self.matrix.dtype)
         if any(one.is_floating_point() and not bool(one.isfinite().all()) for one in found.tensors[1:]):
             raise CheckpointError(f"the scales of '{self.module}' must be finite numbers: fetch its file again")
         if found.layout != self.matrix.layout:
             found = found.multiplied_out()
-        found = self.cut.of_matrix(found)
+        found = cut.of_matrix(found)
         for target, tensor in zip(self.matrix.tensors, found.tensors, strict=True):
             target.copy_(tensor if self.order is None else tensor[self.order])
 
@@ -211,7 +214,7 @@ def _product_slots(read: _Read, name: str, matrix: Matrix) -> dict[str, TensorSl
             turned = names.transposed and asked is not None and asked.at_load  # formats have their own order
             found |= _pieces(StoredRows(module, part, stored, cut, order, turned))
         if matrix.bias is not None:
-            found[f"{module}.bias"] = _row_slot(matrix.bias[rows], (size,), cut.of_bias, order)
+            found[f"{module}.bias"] = _row_slot(matrix.bias[rows], (size,), cut.of_rows, order)
         elif biased:  # another rank's
             found[f"{module}.bias"] = _row_slot(torch.empty(0), (size,), NOTHING)
     return found

@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from adapter_files import write_adapter
+from model.format_cases import CASES, write_checkpoints
 from model.model_harness import EVERY, reference
 from model.paging_driver import CPU, VOCAB, Driver, Sequence, prompt, relative_error
+from model.test_adapters import MODULES, AdaptedDriver
+from model.test_gguf import Type, write
 from model.thread_ranks import on_ranks
 from tiny_models import tiny_config
 
@@ -16,13 +20,17 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.files import SINGLE
 from gapless.base.share import Share
-from gapless.model.config import read_model_config
+from gapless.comm.alone import ONE_RANK
+from gapless.demo import weights_dir
+from gapless.model.adapters import Adapter
+from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.model.dummy import fill_dummy
 from gapless.model.fingerprint import weights_digest
 from gapless.model.loader import load_model, read_params
 from gapless.model.params import PRODUCTS, allocate
 from gapless.model.quantization import asked_quantization
 from gapless.model.shares import check_share
+from gapless.model.update import put_weights, read_weights
 
 WORLDS = (2, 4)
 TOLERANCE = 1e-5
@@ -56,6 +64,29 @@ def test_ranks_of_a_family_compute_the_logits_and_tokens_of_one(tmp_path, name, 
     assert taken == tokens
     assert all(one.shape == (len(wanted), 0) for one, _ in others)
     assert wanted.shape[1] == VOCAB
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", ("qwen3", "gpt2", "cohere-biased", "phi3-part"))
+def test_rows_with_adapters_have_the_logits_of_one_rank_when_ranks_share_them(tmp_path, name, world):
+    reference(name).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), lora_modules=("x=y",), max_loras=2)
+    named = MODULES.get(name.partition("-")[0], ([], []))[0]
+    kind = {"rank": 5, "size": 0.2} | ({"modules": named} if named else {})
+    path = write_adapter(tmp_path / "adapter", read_model_config(tmp_path), 3, **kind)
+
+    def logits(group=ONE_RANK):
+        model = load_model(config, CPU, group=group)
+        tables = model.adapters
+        Adapter.read(path, model.config, 16).fill(tables.slot(2), model.config, tables.rank, tables.share)
+        driver, rows = AdaptedDriver(model), [Sequence(), Sequence()]
+        driver.slots = [2, 0]
+        found = driver.step(chunks=[(row, prompt(9, i)) for i, row in enumerate(rows)])
+        return torch.cat([*found, *driver.step(decode=[(row, 7) for row in rows])])
+
+    wanted, (got, *_) = logits(), on_ranks(world, logits)
+    assert relative_error(got, wanted) < TOLERANCE
+    assert relative_error(wanted[:9], logits_of(config, steps=0)[0][:9]) > 0.01
 
 
 DENSE_NAMES = ("llama-biased", "qwen3", "gpt2", "gpt2-wide", "olmo3", "cohere-biased", "phi3-part", "gemma2-biased")
@@ -179,16 +210,28 @@ def test_a_share_of_groups_of_inputs_that_ranks_would_cut_is_refused_with_what_c
         check_share(config, 2)
 
 
-ASKED = {
-    "adapters": {"lora_dir": "/nowhere"},
-    "drafts": {"speculative_config": '{"method": "eagle3", "model": "demo"}'},
-}
+def test_a_share_of_a_model_with_a_drafting_head_is_refused_by_name():
+    config = EngineConfig(model="demo", speculative_config='{"method": "eagle3"}')
+    with pytest.raises(ConfigError, match="tensor_parallel_size: drafts by a model need one rank: leave it out"):
+        on_ranks(2, lambda group: load_model(config, CPU, group=group))
 
 
-@pytest.mark.parametrize("what", ASKED)
-def test_a_share_of_a_model_with_parts_for_one_rank_is_refused_by_name(what):
-    with pytest.raises(ConfigError, match=f"tensor_parallel_size: {what} .* one rank"):
-        on_ranks(2, lambda group: load_model(EngineConfig(model="demo", **ASKED[what]), CPU, group=group))
+def test_a_share_of_a_model_of_the_transformers_backend_is_refused_by_name():
+    config = EngineConfig(model="demo", model_impl="transformers")
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* Transformers backend, which has one rank"):
+        on_ranks(2, lambda group: load_model(config, CPU, group=group))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "world"), ((97, 2), (97, 4), (48, 3), (47, 3), (32, 3), (33, 3), (151_936, 8), (5, 5))
+)
+def test_a_vocabulary_is_shared_in_whole_blocks_if_each_rank_gets_one(tokens, world):
+    spec = replace(read_model_config(weights_dir()).spec, vocab_size=tokens)
+    parts = [spec.own_tokens(Share(rank, world)) for rank in range(world)]
+    assert [first for first, _ in parts] == [0, *(last for _, last in parts[:-1])]
+    assert parts[-1][1] == tokens and all(first < last for first, last in parts)
+    if tokens >= 16 * world:
+        assert not any(first % 16 for first, _ in parts)
 
 
 def test_digests_of_weights_differ_by_contents_sizes_and_seeds(tmp_path):
@@ -203,3 +246,93 @@ def test_digests_of_weights_differ_by_contents_sizes_and_seeds(tmp_path):
     third.write_bytes(bytes(data) + b"\0")
     assert len({weights_digest(path) for path in paths}) == 3
     assert weights_digest(paths[0], 1) == weights_digest(paths[1], 1) != weights_digest(paths[0], 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_share_of_a_quantised_checkpoint_is_the_cut_of_the_whole(tmp_path, case):
+    """Three heads of one key; 768 inputs of `down` are whole groups for each rank."""
+    folder, _ = write_checkpoints(tmp_path, case, hidden_size=384, head_dim=128, intermediate_size=768)
+    config = read_model_config(folder)
+    check_share(config, 3)
+    whole, *own = shares_of(config, lambda params: read_params(params, folder, config), 3)
+    for rank, params in enumerate(own):
+        assert_cut(config, whole, params, rank, 3)
+
+
+@pytest.mark.parametrize("kind", ("int8", "int4", "fp8"))
+@pytest.mark.parametrize("name", ("cohere", "gpt2"))
+def test_a_share_of_weights_rounded_at_load_is_the_cut_of_the_whole(tmp_path, name, kind):
+    """Interleaved ropes put rows of queries and keys in another order, and GPT-2's weights are turned."""
+    reference(name, hidden_size=256, intermediate_size=256, num_hidden_layers=1).save_pretrained(tmp_path)
+    config = read_model_config(tmp_path)
+    config = replace(config, quantization=asked_quantization(kind, None))
+    whole, *own = shares_of(config, lambda params: read_params(params, tmp_path, config), 2)
+    for rank, params in enumerate(own):
+        assert_cut(config, whole, params, rank, 2)
+
+
+@pytest.mark.parametrize("changes", ({"num_key_value_heads": 1}, {"num_key_value_heads": 3, "vocab_size": 100}))
+@pytest.mark.parametrize("quantization", ("none", "fp8"))
+def test_three_ranks_compute_the_logits_of_one_when_they_repeat_keys_or_have_one_each(tmp_path, changes, quantization):
+    sizes = {"num_attention_heads": 6, "hidden_size": 96, "intermediate_size": 57, "vocab_size": VOCAB}
+    reference("llama-biased", **sizes | changes).save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_model_len=80, quantization=quantization)
+    wanted, tokens = logits_of(config)
+    (got, taken), *_ = on_ranks(3, lambda group: logits_of(config, group))
+    assert relative_error(got, wanted) < TOLERANCE
+    assert taken == tokens
+
+
+def test_ranks_measure_the_scales_of_keys_and_values_that_one_rank_measures(tmp_path):
+    """Each has other heads; equal scales make equal names of pages, and numbers of one rank."""
+    reference("qwen3-mha").save_pretrained(tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_model_len=80, kv_cache_dtype="fp8")
+
+    def scales(group=ONE_RANK):
+        model = load_model(config, CPU, group=group)
+        before = model.kv_scales.clone()
+        new = read_weights(tmp_path, model.config, model.dtype, group.share)
+        new.params.layers[1] = new.params.layers[1]._replace(qk_norm=new.params.layers[1].qk_norm * 64)
+        assert all(put_weights(model, new.params))
+        return before, model.kv_scales, model.kv_origin
+
+    wanted = scales()
+    assert not wanted[0].equal(wanted[1])
+    for found in on_ranks(4, scales):
+        assert found[0].equal(wanted[0]) and found[1].equal(wanted[1])
+        assert found[2] == wanted[2]
+
+
+def test_new_weights_of_ranks_give_the_logits_of_one_with_them(tmp_path):
+    for i, name in enumerate("ab"):
+        model = reference("llama-biased")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * i * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path / name)
+    first, second = (EngineConfig(model=str(tmp_path / name), max_model_len=80) for name in "ab")
+    tokens = prompt(11, 2)
+
+    def logits(group, config=first, new=second):
+        model = load_model(config, CPU, group=group)
+        if new is not None:
+            read = read_weights(tmp_path / "b", model.config, model.dtype, group.share)
+            assert all(put_weights(model, read.params))
+        return Driver(model, pages=24).step(chunks=[(Sequence(), tokens)])[0]
+
+    wanted, before = logits(ONE_RANK, second, None), logits(ONE_RANK, first, None)
+    got, *_ = on_ranks(2, logits)
+    assert relative_error(got, wanted) < TOLERANCE < relative_error(before, wanted)
+
+
+@pytest.mark.parametrize("kinds", ([Type.Q8_0], [Type.Q4_0, Type.Q6_K], [Type.F16]), ids=str)
+@pytest.mark.parametrize("architecture", ("llama", "qwen2"))
+def test_a_share_of_a_gguf_file_is_the_cut_of_the_whole(tmp_path, monkeypatch, architecture, kinds):
+    """Rows of queries and keys are turned in files of llama."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, _ = write(tmp_path, architecture, kinds)
+    folder = resolve_model_dir(str(file))
+    config = read_model_config(folder)
+    whole, *own = shares_of(config, lambda params: read_params(params, folder, config), 4)
+    for rank, params in enumerate(own):
+        assert_cut(config, whole, params, rank, 4)

@@ -41,4 +41,5 @@ class GgufFormat:
             return read_weight(found, kind, heads)
 
         why = "" if kind in _LAYOUTS or kind in FLOATS else f"no kernel has {kind}"
-        return StoredWeight(_LAYOUTS.get(kind, DENSE), {"weight": Stored((outputs, inputs), (kind,))}, read, why)
+        stored = {"weight": Stored((outputs, inputs), (kind,))}
+        return StoredWeight(_LAYOUTS.get(kind, DENSE), stored, read, why, by_rows=not heads)

@@ -28,7 +28,7 @@ class RoundedFormat:
         if layout is None:
             rule = f"int4 stores blocks of {BLOCK} inputs, and {module} has {inputs}: use int8"
             raise ConfigError(f"quantization: {rule}")
-        return StoredWeight(layout, {"weight": Stored((outputs, inputs))}, partial(_read, layout))
+        return StoredWeight(layout, {"weight": Stored((outputs, inputs))}, partial(_read, layout), by_rows=True)
 
 
 def _read(layout: WeightLayout, found: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -37,6 +37,9 @@ class StoredWeight(NamedTuple):
     """
     why_dense: str = ""
     """Why the layout is the dense one"""
+    by_rows: bool = False
+    """Whether `read` serves some rows of all tensors: a rank then reads its own outputs alone, and of other formats
+    whole modules one after the other"""
 
 
 class WeightFormat(Protocol):
