@@ -152,6 +152,7 @@ Commons::Commons(int fd, int rank, int world) : rank(rank), world(world) {
     munmap(memory, size);
     throw std::runtime_error("the memory of the ranks is another version's, or of another number of ranks");
   }
+  board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
   pulse_ = std::thread(&Commons::beat, this);
 }
 
@@ -168,8 +169,8 @@ Commons::~Commons() {
 // Its own thread: a host that loads weights, or holds the interpreter's lock for long, is alive all the same.
 void Commons::beat() {
   std::unique_lock lock(mutex_);
-  do board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
-  while (!closing_.wait_for(lock, kPulse, [this] { return closes_; }));
+  while (!closing_.wait_for(lock, kPulse, [this] { return closes_; }))
+    board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
 }
 
 void Commons::stop() {
