@@ -96,7 +96,7 @@ class FollowingRanks:
             for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
                 if ours != theirs:
                     raise ConfigError(
-                        f"tensor_parallel_size: rank {rank} has another {name} than rank 0: {theirs!r}, not {ours!r}"
+                        f"tensor_parallel_size: rank {rank} differs from rank 0 in {name}: {theirs!r}, not {ours!r}"
                     )
             pages.append(loaded.pages)
         return min(pages)
@@ -154,7 +154,7 @@ class FollowingRanks:
     # The board.
 
     def waited(self) -> Sequence[int]:
-        return [self._commons.board.line(rank).waited for rank in range(self.world)]
+        return self._commons.board.waited()
 
     def lags(self) -> Sequence[int]:
         return [0, *[self._steps - self._commons.board.line(rank).launched for rank in range(1, self.world)]]
@@ -169,7 +169,7 @@ class FollowingRanks:
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        return "".join([*places, "the last orders:\n", *[f"  {number}: {order}\n" for number, order in self._last]])
+        return "".join([*places, "the last orders:\n", *[f"  {number}: {_named(order)}\n" for number, order in self._last]])
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
@@ -285,6 +285,14 @@ class FollowingRanks:
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
                 )
+
+
+def _named(order: AnyOrder) -> str:
+    """Describe an order for a report."""
+    if isinstance(order, CaptureOrder):
+        return f"captures {len(order.capture)} programs, drops {len(order.drop)}"
+    again = "" if order.words is not None else ", from the packet before"
+    return f"{order.key.forward}{again}"
 
 
 def _most_bytes(sizes: MemorySizes) -> int:
