@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.comm.seam import Group
-from gapless.comm.shared import MOST_FRAME, Commons
+from gapless.comm.shared import MOST_FRAME, BoardLine, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_process import RankProcess
@@ -62,7 +62,7 @@ class FollowingRanks:
         self._wake: Callable[[], None] | None = None
         self._wants_steps: Callable[[], bool] = lambda: False
         self._awaits = self._stopped = False
-        self._writer, self._most = OrderWriter(), MOST_FRAME
+        self._writer, self._most = OrderWriter(), 0
         self._sent = self._steps = 0
         """Orders, and the steps among them"""
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
@@ -161,15 +161,14 @@ class FollowingRanks:
 
     def behind(self) -> str:
         """Say which rank the others wait for."""
-        lines = [self._commons.board.line(rank) for rank in range(self.world)]
-        working = [rank for rank in range(self.world) if not lines[rank].waiting_since] or [*range(self.world)]
-        rank = min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+        rank = rank_behind([self._commons.board.line(rank) for rank in range(self.world)])
         return f"rank {rank} is behind: {self._place(rank)}"
 
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        return "".join([*places, "the last orders:\n", *[f"  {number}: {_named(order)}\n" for number, order in self._last]])
+        orders = [f"  {number}: {_named(order)}\n" for number, order in self._last]
+        return "".join([*places, "the last orders:\n", *orders])
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
@@ -285,6 +284,12 @@ class FollowingRanks:
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
                 )
+
+
+def rank_behind(lines: Sequence[BoardLine]) -> int:
+    """Return the rank that the others wait for: it waits in no sum, and has begun the fewest."""
+    working = [rank for rank, line in enumerate(lines) if not line.waiting_since] or [*range(len(lines))]
+    return min(working, key=lambda rank: (lines[rank].calls, rank == 0))
 
 
 def _named(order: AnyOrder) -> str:
