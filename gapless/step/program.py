@@ -203,5 +203,5 @@ class StepProgram:
 def newest(length: Tensor, width: int, most: int) -> Tensor:
     """Return the places of the last `width` tokens and the next `width` - 1 drafts in histories of `most` places, by
     the rows' lengths [B]: int64 [B, 2 * width - 1]."""
-    first = (length.long() - width).clamp(0, most - 2 * width + 1)
-    return first[:, None] + torch.arange(2 * width - 1, device=length.device)
+    places = length.long()[:, None] + torch.arange(-width, width - 1, device=length.device)
+    return places.clamp(0, most - 1)  # at either end some are listed twice

@@ -49,6 +49,9 @@ class PlayedRank:
     def say(self, message):
         Wire(self.end).send(messages.encode([message]))
 
+    def send(self, message):
+        self.wire.send(messages.encode([message]))
+
     def kill(self):
         self.killed = True
 

@@ -11,6 +11,8 @@ import urllib.error
 
 from kills.clients import Clients, Outage
 from kills.holdings import alive, busy_series, children, settled
+from kills.streams import FLAGS as STREAM_FLAGS
+from kills.streams import OneDevice
 from served import Server
 
 FLAGS = ("demo", "--tensor-parallel-size", "2", "--max-num-seqs", "8", "--max-model-len", "1024")
@@ -25,11 +27,7 @@ MOST_DELAY = 0.3
 class Ranked(Server):
     """A server that starts its engine again after a second, however often that dies."""
 
-    program = (
-        "-c",
-        "import sys; from gapless.engine import process_backend; process_backend.CRASH_WINDOW = 0.0; "
-        "from gapless.cli.main import main; sys.exit(main())",
-    )
+    program = OneDevice.program
 
     def __init__(self) -> None:
         super().__init__(*FLAGS)
@@ -55,6 +53,17 @@ class Ranked(Server):
     def close(self) -> None:
         self.process.kill()
         self.stop()
+
+
+class RankStreams(OneDevice):
+    """A server with one engine of two ranks, which are killed in turns."""
+
+    def __init__(self) -> None:
+        Server.__init__(self, *STREAM_FLAGS, "-tp", "2")
+
+    def engine(self, turn: int) -> int | None:
+        leader = super().engine(turn)
+        return leader if leader is None or turn % 2 else next(iter(children(leader)), None)
 
 
 def kill_rank(server: Ranked, clients: Clients, name: str, rng: random.Random) -> tuple[float, str]:
