@@ -50,7 +50,8 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
     checker.register(f"{prefix}words", buffers.sent)
-    checker.register(f"{prefix}logits", buffers.logits)
+    if program.samples_here:
+        checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
     if not executor.device.caps.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
