@@ -53,6 +53,7 @@ class BoardLine(NamedTuple):
 
 _WORDS = (0, 1, 2, 3, 4, 8, 9, 10)
 """The words of a line that have the fields of BoardLine"""
+_WAITED = _WORDS[BoardLine._fields.index("waited")]
 
 
 class Board:
@@ -68,6 +69,10 @@ class Board:
     def line(self, rank: int) -> BoardLine:
         at = rank * _LINE_WORDS
         return BoardLine(*[self._words[at + word] for word in _WORDS])
+
+    def waited(self) -> list[int]:
+        """Return `waited` of all lines: for each step, so no more is read."""
+        return self._words[_WAITED::_LINE_WORDS].tolist()
 
     def taken(self, orders: int) -> None:
         self._own[1] = orders
