@@ -21,11 +21,11 @@ from kills.clients import Clients, Question, questions
 from kills.holdings import Ward
 from kills.pair import PARTS, SIDES, Pair, kill_router, kill_side
 from kills.stores import DURABLE, Tiered, found_again, kill_store, start
-from kills.streams import HEAD, BothSides, OneDevice, of_streams
+from kills.streams import HEAD, BothSides, OneDevice, TwoRanks, of_streams
 from tier_servers import lmcache_server, redis_server
 
 STORES = {"redis": lambda folder: redis_server(folder, *DURABLE), "lmcache": lmcache_server}
-STREAMS = {"streams": OneDevice, "pair streams": BothSides}
+STREAMS = {"streams": OneDevice, "pair streams": BothSides, "rank streams": TwoRanks}
 """Targets that keep many streams open, and what is killed under them"""
 TARGETS = (*SIDES.values(), "router", *STORES, *STREAMS)
 WARM = 60
