@@ -12,6 +12,8 @@ from typing import TypeVar
 from gapless.base import progress
 from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.share import Share
+from gapless.comm.join import group_on
+from gapless.comm.seam import Group
 from gapless.comm.shared import Commons
 from gapless.device import Device
 from gapless.engine import checkers, share
@@ -68,13 +70,14 @@ class FollowingRank:
     def __init__(self, wire: Wire, commons: Commons) -> None:
         self._wire, self._commons = wire, commons
         self._share = commons.share
+        self._group: Group = commons.group
 
     def run(self) -> None:
         checkers.connect()
         config = self._next(rm.LoadShare).config
         model_config = load_config(config)
         device = share.open_rank_device(config, model_config, self._share)
-        group = self._commons.group
+        self._group = group = group_on(device, self._commons)
         kernels = share.choose_kernels(device, config, model_config)
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
         head = on_device(device, lambda: share.head_of(config, device, model))
@@ -89,7 +92,7 @@ class FollowingRank:
     def _build(
         self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
     ) -> Executor:
-        group = self._commons.group
+        group = self._group
         drafts = Speculation(plan.drafts, None, plan.drafted_rows, head) if plan.drafts else None
         options = RowOptions(speculation=drafts, group=group)
         executor = on_device(

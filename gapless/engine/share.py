@@ -85,7 +85,7 @@ def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: Load
 
 def _digest_of_package() -> str:
     root, digest = Path(host.__file__).parents[1], sha256()
-    for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
+    for path in sorted(path for kind in ("py", "cpp", "cu", "h") for path in root.rglob(f"*.{kind}")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -180,7 +180,7 @@ def _load(
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
     kernels = choose_kernels(device, config, model_config)
     processors = import_processors(config.processors, device)
-    group = ranks.group if ranks else ONE_RANK
+    group = ranks.join(device) if ranks else ONE_RANK
     with _timed(times, "weights"):
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))

@@ -169,7 +169,9 @@ class Decoder(PagedModel):
         """Layouts of the weights of layers as read, each with the kind that is computed with"""
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
-        ways = kernels.ways if self.spec.plain and self.alone else ()
+        ways = kernels.ways if self.spec.plain else ()
+        if not self.alone:
+            ways = tuple([way._replace(make=partial(way.shared, group)) for way in ways if way.shared is not None])
         self.ways = [(most, way) for way in ways if (most := way.most(products))]
         """The faster ways of these products, each with its most rows"""
         self.head = kernels.linear(dense(params.head))
