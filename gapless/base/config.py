@@ -438,7 +438,7 @@ NEEDS_ONE_RANK: tuple[tuple[str, Callable[[EngineConfig], object], str], ...] = 
     ("weights_dir", lambda config: config.weights_dir, "updates of weights do not work"),
     ("model_impl", lambda config: config.model_impl == "transformers", "the Transformers backend does not work"),
 )
-"""What one rank alone serves: a field, whether a config asks for it, and the reason"""
+"""Features of one rank alone: a field, whether a config asks for it, and the reason"""
 
 
 def parse_depth(text: str) -> int | None:

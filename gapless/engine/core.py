@@ -157,7 +157,7 @@ class EngineCore:
             turn = self.pauses.turn()
         except EngineError:
             if self._ranks is not None:
-                self._ranks.check()  # what has failed the device
+                self._ranks.check()  # they fail the device
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error

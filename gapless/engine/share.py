@@ -1,4 +1,4 @@
-"""What every rank of an engine does alike at its start: it opens its device, and chooses kernels and facts."""
+"""The part of a start that all ranks of an engine do alike: device, kernels, facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-import gapless
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
@@ -59,11 +58,11 @@ def choose_kernels(device: Device, config: EngineConfig, model_config: ModelConf
 
 
 def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: LoadedModel, share: Share) -> Facts:
-    """Return what must be equal on all ranks."""
+    """Return the facts of a rank."""
     name = gpus()[config.devices[share.rank]][0] if device.caps.own_memory else host.processor_says("model name")
     made = build.outcomes.get(native.NAME)
     return Facts(
-        f"{gapless.__version__} {_digest_of_package()}",
+        _digest_of_package(),
         str(torch.__version__),
         f"{device.kind} {name}",
         f"{kernels.name} {made.flags if made else ''}".strip(),
@@ -76,7 +75,7 @@ def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: Load
 
 
 def _digest_of_package() -> str:
-    root, digest = Path(gapless.__file__).parent, sha256()
+    root, digest = Path(host.__file__).parents[1], sha256()
     for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -21,7 +21,7 @@ from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.rank_messages import StepPlan
+from gapless.engine.rank_messages import RankPlan
 from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
@@ -95,8 +95,8 @@ def build_core(
 ) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes` are
-    those of the other ranks, if they are started.
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes`
+    belong to the other ranks, if they are started.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
@@ -159,12 +159,12 @@ def _agree(loaded: Loaded) -> int:
     return ranks.agree(facts_of(config, loaded.device, loaded.kernels, loaded.model, ranks.group.share))
 
 
-def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> StepPlan:
+def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> RankPlan:
     """Return what the other ranks are to build."""
     device, drafting = loaded.device, loaded.drafting
     step = step_bytes(loaded.config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
     drafts = (drafting.drafts, drafting.rows) if drafting else (0, 0)
-    return StepPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
+    return RankPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
 
 
 def _load(
