@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.comm.cuda import CudaGroup
+from gapless.comm.join import group_on
 from gapless.comm.seam import Group
 from gapless.comm.shared import MOST_FRAME, Commons
 from gapless.device import Device
@@ -81,6 +83,11 @@ class FollowingRanks:
         """Fail this device with the ranks."""
         self._device = device
         self.check(device)
+
+    def join(self, device: Device) -> Group:
+        """Return the group for the leader's device, once all ranks have opened theirs."""
+        self.group = group_on(device, self._commons)
+        return self.group
 
     def load(self, config: EngineConfig) -> None:
         """Let all load their shares."""
@@ -201,6 +208,8 @@ class FollowingRanks:
         self._watcher.join()
         for process in self._processes:
             process.close()
+        if self.failure is None and isinstance(self.group, CudaGroup):
+            self.group.close()
         self._commons.close()
 
     def fail(self, error: GaplessError) -> None:
