@@ -12,17 +12,20 @@ from typing import TypeVar
 from gapless.base import progress
 from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.share import Share
+from gapless.comm.join import group_on
+from gapless.comm.seam import Group
 from gapless.comm.shared import Commons
 from gapless.device import Device
 from gapless.engine import checkers, share
 from gapless.engine import messages as m
 from gapless.engine import rank_messages as rm
 from gapless.engine.on_device import on_device
-from gapless.engine.rank_process import SHARED
+from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
 from gapless.model.config import load_config
+from gapless.model.drafting.seam import Head
 from gapless.model.loader import load_model
 from gapless.model.seam import LoadedModel
 from gapless.step.executor import Executor
@@ -34,19 +37,19 @@ from gapless.step.orders import OrderReader
 from gapless.step.program import RowOptions
 from gapless.step.speculation import Speculation
 
-LOOK_SECONDS = 0.05
+IDLE_SECONDS = 0.05
 """[s] A rank without orders looks so often for ended steps and for a failed device."""
 
 T = TypeVar("T")
 
 
 def follow(rank: int, world: int, number: int) -> bool:
-    """Load, and obey until the leader stops the ranks; False after a failure, which the leader hears of."""
+    """Load, and obey until the leader stops the ranks; False after a failure, which is sent to the leader."""
     progress.show = lambda phase: None  # the leader's start has the same parts
     os.set_inheritable(number, False)
     leader = socket.socket(fileno=number)
-    shared, memory, _, _ = socket.recv_fds(leader, len(SHARED), 1)
-    if shared != SHARED:
+    shared, memory, _, _ = socket.recv_fds(leader, len(MEMORY_TAG), 1)
+    if shared != MEMORY_TAG:
         return False  # the leader has ended
     wire = Wire(leader)
     try:
@@ -67,26 +70,30 @@ class FollowingRank:
     def __init__(self, wire: Wire, commons: Commons) -> None:
         self._wire, self._commons = wire, commons
         self._share = commons.share
+        self._group: Group = commons.group
 
     def run(self) -> None:
         checkers.connect()
-        config = self._next(rm.Load).config
+        config = self._next(rm.LoadShare).config
         model_config = load_config(config)
         device = share.open_rank_device(config, model_config, self._share)
-        group = self._commons.group
+        self._group = group = group_on(device, self._commons)
         kernels = share.choose_kernels(device, config, model_config)
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
+        head = on_device(device, lambda: share.head_of(config, device, model))
         facts = share.facts_of(config, device, kernels, model, self._share)
-        self._say(rm.Loaded(facts, could_hold(config, model.config, model, device)))
-        executor = self._build(device, model, kernels, self._next(rm.Build).plan)
-        self._say(rm.Built())
+        self._say(rm.ShareLoaded(facts, could_hold(config, model.config, model, device)))
+        executor = self._build(device, model, kernels, head, self._next(rm.BuildMemory).plan)
+        self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
         self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept)))))
 
-    def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.StepPlan) -> Executor:
-        group = self._commons.group
-        drafts = Speculation(plan.drafts, None, plan.drafted_rows) if plan.drafts else None
+    def _build(
+        self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
+    ) -> Executor:
+        group = self._group
+        drafts = Speculation(plan.drafts, None, plan.drafted_rows, head) if plan.drafts else None
         options = RowOptions(speculation=drafts, group=group)
         executor = on_device(
             device, lambda: build_executor(device, model, FollowerProgram, kernels, plan.sizes, options)
@@ -105,7 +112,7 @@ class FollowingRank:
             if frame is None:
                 follower.look()
                 board.ended(follower.ended)
-                ring.wait(LOOK_SECONDS)
+                ring.wait(IDLE_SECONDS)
                 continue
             taken += 1
             board.taken(taken)

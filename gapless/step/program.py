@@ -121,11 +121,11 @@ class StepProgram:
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
-        if self.head is not None and key.batch.places > 1:
-            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows - key.packet.chunks]
-            self.head.ask(rows, self.tables, key.batch.places - 1)
+        rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows]
         if self.group.share.world > 1:
-            self.tell(at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows].long())
+            self.tell(rows.long())
+        if self.head is not None and key.batch.places > 1:
+            self.head.ask(rows[: key.packet.rows - key.packet.chunks], self.tables, key.batch.places - 1)
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)
