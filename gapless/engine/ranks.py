@@ -305,6 +305,8 @@ def _named(order: AnyOrder) -> str:
     """Describe an order for a report."""
     if isinstance(order, CaptureOrder):
         return f"captures {len(order.capture)} programs, drops {len(order.drop)}"
+    if not isinstance(order, Order):
+        return f"reads, takes or drops {order.path or order.digest}"
     again = "" if order.words is not None else ", from the packet before"
     return f"{order.key.forward}{again}"
 

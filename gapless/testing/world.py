@@ -25,7 +25,7 @@ from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.follower import Follower, FollowerProgram
 from gapless.step.keys import ForwardKey
-from gapless.step.orders import AnyOrder, CaptureOrder, OrderReader, OrderWriter
+from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderReader, OrderWriter
 from gapless.step.program import RowOptions
 from gapless.testing.adversary import MOODS
 from gapless.testing.baton import Baton
@@ -412,6 +412,8 @@ def named(order: AnyOrder) -> str:
     """Name an order, for messages."""
     if isinstance(order, CaptureOrder):
         return f"captures of {len(order.capture)} graphs"
+    if not isinstance(order, Order):
+        return f"files of {order.path or order.digest}"
     packet = order.key.forward.packet
     again = ", again" if order.words is None else ""
     return f"a step of {packet.rows} rows, {packet.chunks} chunks{again}"
