@@ -11,7 +11,6 @@ import urllib.error
 
 from kills.clients import Clients, Outage
 from kills.holdings import alive, busy_series, children, settled
-from kills.streams import FLAGS as STREAM_FLAGS
 from kills.streams import OneDevice
 from served import Server
 
@@ -53,17 +52,6 @@ class Ranked(Server):
     def close(self) -> None:
         self.process.kill()
         self.stop()
-
-
-class RankStreams(OneDevice):
-    """A server with one engine of two ranks, which are killed in turns."""
-
-    def __init__(self) -> None:
-        Server.__init__(self, *STREAM_FLAGS, "-tp", "2")
-
-    def engine(self, turn: int) -> int | None:
-        leader = super().engine(turn)
-        return leader if leader is None or turn % 2 else next(iter(children(leader)), None)
 
 
 def kill_rank(server: Ranked, clients: Clients, name: str, rng: random.Random) -> tuple[float, str]:
