@@ -25,6 +25,7 @@ from gapless.engine.sizing import could_hold
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
 from gapless.model.config import load_config
+from gapless.model.drafting.seam import Head
 from gapless.model.loader import load_model
 from gapless.model.seam import LoadedModel
 from gapless.step.executor import Executor
@@ -79,17 +80,20 @@ class FollowingRank:
         self._group = group = group_on(device, self._commons)
         kernels = share.choose_kernels(device, config, model_config)
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
+        head = on_device(device, lambda: share.head_of(config, device, model))
         facts = share.facts_of(config, device, kernels, model, self._share)
         self._say(rm.ShareLoaded(facts, could_hold(config, model.config, model, device)))
-        executor = self._build(device, model, kernels, self._next(rm.BuildMemory).plan)
+        executor = self._build(device, model, kernels, head, self._next(rm.BuildMemory).plan)
         self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
         self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept)))))
 
-    def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.RankPlan) -> Executor:
+    def _build(
+        self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
+    ) -> Executor:
         group = self._group
-        drafts = Speculation(plan.drafts, None, plan.drafted_rows) if plan.drafts else None
+        drafts = Speculation(plan.drafts, None, plan.drafted_rows, head) if plan.drafts else None
         options = RowOptions(speculation=drafts, group=group)
         executor = on_device(
             device, lambda: build_executor(device, model, FollowerProgram, kernels, plan.sizes, options)

@@ -19,7 +19,7 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.comm.cuda import CudaGroup
 from gapless.comm.join import group_on
 from gapless.comm.seam import Group
-from gapless.comm.shared import MOST_FRAME, Commons
+from gapless.comm.shared import MOST_FRAME, BoardLine, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_process import RankProcess
@@ -64,7 +64,7 @@ class FollowingRanks:
         self._wake: Callable[[], None] | None = None
         self._wants_steps: Callable[[], bool] = lambda: False
         self._awaits = self._stopped = False
-        self._writer, self._most = OrderWriter(), MOST_FRAME
+        self._writer, self._most = OrderWriter(), 0
         self._sent = self._steps = 0
         """Orders, and the steps among them"""
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
@@ -103,7 +103,7 @@ class FollowingRanks:
             for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
                 if ours != theirs:
                     raise ConfigError(
-                        f"tensor_parallel_size: rank {rank} has another {name} than rank 0: {theirs!r}, not {ours!r}"
+                        f"tensor_parallel_size: rank {rank} differs from rank 0 in {name}: {theirs!r}, not {ours!r}"
                     )
             pages.append(loaded.pages)
         return min(pages)
@@ -168,15 +168,14 @@ class FollowingRanks:
 
     def behind(self) -> str:
         """Say which rank the others wait for."""
-        lines = [self._commons.board.line(rank) for rank in range(self.world)]
-        working = [rank for rank in range(self.world) if not lines[rank].waiting_since] or [*range(self.world)]
-        rank = min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+        rank = rank_behind([self._commons.board.line(rank) for rank in range(self.world)])
         return f"rank {rank} is behind: {self._place(rank)}"
 
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        return "".join([*places, "the last orders:\n", *[f"  {number}: {order}\n" for number, order in self._last]])
+        orders = [f"  {number}: {_named(order)}\n" for number, order in self._last]
+        return "".join([*places, "the last orders:\n", *orders])
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
@@ -294,6 +293,20 @@ class FollowingRanks:
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
                 )
+
+
+def rank_behind(lines: Sequence[BoardLine]) -> int:
+    """Return the rank that the others wait for: it waits in no sum, and has begun the fewest."""
+    working = [rank for rank, line in enumerate(lines) if not line.waiting_since] or [*range(len(lines))]
+    return min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+
+
+def _named(order: AnyOrder) -> str:
+    """Describe an order for a report."""
+    if isinstance(order, CaptureOrder):
+        return f"captures {len(order.capture)} programs, drops {len(order.drop)}"
+    again = "" if order.words is not None else ", from the packet before"
+    return f"{order.key.forward}{again}"
 
 
 def _most_bytes(sizes: MemorySizes) -> int:

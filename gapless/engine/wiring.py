@@ -25,7 +25,7 @@ from gapless.engine.rank_messages import RankPlan
 from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
-from gapless.engine.share import check_sum, choose_kernels, facts_of, open_rank_device
+from gapless.engine.share import check_devices, check_sum, choose_kernels, facts_of, head_of, open_rank_device
 from gapless.engine.sizing import choose_sizes, most_captured, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -40,7 +40,7 @@ from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.drafting import DRAFTERS
-from gapless.model.loader import load_drafter, load_model, refuse_shares
+from gapless.model.loader import load_model, refuse_shares
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
@@ -173,6 +173,7 @@ def _load(
     """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     if ranks is not None:
+        check_devices(config, device)
         announce(f"{ranks.world} ranks share the model: this process and {', '.join(map(str, ranks.pids))}")
         ranks.fails(device)
         ranks.load(config)
@@ -290,12 +291,11 @@ def speculation(config: EngineConfig, device: Device, model: LoadedModel) -> Spe
     asked = config.speculation
     if asked is None:
         return None
-    rows = config.max_num_seqs or device.caps.rows
-    drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
+    drafts, most = asked.num_speculative_tokens, min(config.max_num_seqs or device.caps.rows, device.caps.drafted_rows)
     if make := DRAFTERS.get(asked.method):
         drafter, learner = make(asked, device.torch_device)
         return Speculation(drafts, drafter, most, learner=learner)
-    return Speculation(drafts, None, most, load_drafter(config, model, rows))
+    return Speculation(drafts, None, most, head_of(config, device, model))
 
 
 def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:

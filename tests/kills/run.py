@@ -20,11 +20,15 @@ import pytest
 from kills.clients import Clients, Question, questions
 from kills.holdings import Ward
 from kills.pair import PARTS, SIDES, Pair, kill_router, kill_side
+from kills.ranks import RANKS, Ranked, kill_rank
 from kills.stores import DURABLE, Tiered, found_again, kill_store, start
+from kills.streams import HEAD, BothSides, OneDevice, TwoRanks, of_streams
 from tier_servers import lmcache_server, redis_server
 
 STORES = {"redis": lambda folder: redis_server(folder, *DURABLE), "lmcache": lmcache_server}
-TARGETS = (*SIDES.values(), "router", *STORES)
+STREAMS = {"streams": OneDevice, "pair streams": BothSides, "rank streams": TwoRanks}
+"""Targets that keep many streams open, and what is killed under them"""
+TARGETS = (*SIDES.values(), "router", "ranks", *STORES, *STREAMS)
 WARM = 60
 """Answers after which tiers are full"""
 MANY, FEW = 1_000_000, 6
@@ -82,6 +86,19 @@ def of_router(rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
     return _verdict("router", clients, Ward(), seconds)
 
 
+def of_ranks(rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
+    """Kill a rank that follows and the one that leads in turns."""
+    rng, ward, server = random.Random(seed), Ward(), Ranked()
+    clients = Clients(server.base, asked, MANY, seed)
+    try:
+        seconds = _rounds(
+            server, clients, ward, rounds, lambda turn: kill_rank(server, clients, RANKS[turn % 2], rng)[0]
+        )
+    finally:
+        server.close()
+    return _verdict("ranks", clients, ward, seconds)
+
+
 def of_store(name: str, rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
     """Kill a store; at the end also the server, which must find again what the store has kept."""
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +120,7 @@ def of_store(name: str, rounds: int, asked: Sequence[Question], seed: int) -> Ve
 
 
 def _rounds(
-    server: Pair | Tiered, clients: Clients, ward: Ward, rounds: int, one: Callable[[int], float]
+    server: Pair | Tiered | Ranked, clients: Clients, ward: Ward, rounds: int, one: Callable[[int], float]
 ) -> list[float]:
     """Warm up, and run the rounds. Return the seconds until the service was back."""
     seconds = []
@@ -133,20 +150,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="kills of each (default: 10)")
     parser.add_argument("--only", default=",".join(TARGETS), help=f"targets, from {', '.join(TARGETS)} (default: all)")
+    parser.add_argument("--open", type=int, default=1000, help="streams that are open at each kill (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of kill times and questions (default: 0)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers end with it
     targets = args.only.split(",")
     if unknown := {*targets} - {*TARGETS}:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")
-    asked, verdicts, begin = questions(), [], time.monotonic()
+    asked, verdicts, begin, survived = questions(), [], time.monotonic(), []
     for target in targets:
         print(f"{target}:", flush=True)
         try:
+            if target in STREAMS:
+                texts = questions(length=20, least=16)
+                survived.append(of_streams(target, STREAMS[target](), args.rounds, texts, args.open, args.seed))
+                continue
             if target in STORES:
                 verdict = of_store(target, args.rounds, asked, args.seed)
             elif target == "router":
                 verdict = of_router(args.rounds, asked, args.seed)
+            elif target == "ranks":
+                verdict = of_ranks(args.rounds, asked, args.seed)
             else:
                 verdict = of_side(target, args.rounds, asked, args.seed)
         except pytest.skip.Exception as reason:
@@ -156,10 +180,13 @@ def main() -> int:
             verdict = Verdict(target, 0, 0, 0, 0.0, {}, [str(error)])
         verdicts.append(verdict)
         print(*(f"  {fault}\n" for fault in verdict.faults[:10]), sep="", flush=True)
+    if survived:
+        print(HEAD, *survived, sep="\n")
+        print(*(f"  {fault[:300]}" for one in survived for fault in one.faults[:10]), sep="\n")
     print("| killed | kills | answers | failed | longest until back | growth, MiB | found again | faults |")
     print("|---|---:|---:|---:|---:|---|---:|---:|", *verdicts, sep="\n")
     print(f"{time.monotonic() - begin:.0f} s")
-    return 1 if any(verdict.faults for verdict in verdicts) else 0
+    return 1 if any(verdict.faults for verdict in [*verdicts, *survived]) else 0
 
 
 if __name__ == "__main__":
