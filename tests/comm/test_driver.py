@@ -90,7 +90,7 @@ def test_a_torch_without_cuda_is_named() -> None:
         Driver(torch.device("cuda", 0))
 
 
-def test_nvrtc_compiles_once_and_says_what_it_refuses(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvrtc_compiles_once_and_quotes_its_refusal(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     count, refused = [], SimpleNamespace(now=False)
 
