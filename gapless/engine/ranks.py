@@ -24,7 +24,7 @@ from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_process import RankProcess
 from gapless.step.memory import MemorySizes
-from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
+from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, followed
 
 log = logging.getLogger("gapless.engine.ranks")
 
@@ -34,8 +34,8 @@ SILENT_LOOKS = 18
 slept."""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
-FURTHER_BYTES, ROW_BYTES = 64, 160
-"""[bytes] At most: an order without words, and the names of a row's part of another one"""
+FURTHER_BYTES, ROW_BYTES, PATH_BYTES = 64, 160, 8192
+"""[bytes] At most: an order without words, the names of a row's part of another one, and an order with a path"""
 
 T = TypeVar("T")
 
@@ -136,14 +136,14 @@ class FollowingRanks:
         return orders if self._commons.ring.room(self._most + orders * FURTHER_BYTES) else 0
 
     def send(self, order: AnyOrder) -> None:
-        if isinstance(order, CaptureOrder):
-            if not any(followed(order)):
-                return
+        if isinstance(order, CaptureOrder) and not any(followed(order)):
+            return
+        if isinstance(order, Order):
+            self._steps += 1
+        else:
             while not self.room(1):
                 self.check()
-                time.sleep(LOOK_SECONDS / 10)  # at rest: it is being read
-        else:
-            self._steps += 1
+                time.sleep(LOOK_SECONDS / 10)  # it is being read
         self._sent += 1
         self._last.append((self._sent, order))
         self._commons.ring.put(self._writer.write(order))
@@ -311,4 +311,4 @@ def _named(order: AnyOrder) -> str:
 
 def _most_bytes(sizes: MemorySizes) -> int:
     """Return the bytes of the longest order, beside CaptureOrders."""
-    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + 1024
+    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + PATH_BYTES
