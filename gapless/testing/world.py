@@ -364,7 +364,13 @@ class World:
         return f"deadlock: the leader waits for {awaited}, and no stream of any rank can move:{ranks}"
 
     def check_alike(self, loop: Loop) -> None:
-        """Assert that no rank at rest has calls or orders of its own, and that all have the same graphs."""
+        """Assert that no rank at rest has calls or orders of its own, and that all have the same graphs.
+
+        None dies from now on; if one died before, the ranks are stopped.
+        """
+        self.faults = self.faults._replace(dies=None)
+        if any(device.dead for device in self.devices):
+            return self.stop("a rank died")
         while self.force() is not None:
             pass
         assert not self._meetings, f"at rest, ranks wait in {[one.what for one in self._meetings.values()]}"

@@ -278,10 +278,8 @@ class World:
     def finish(self) -> None:
         """All is at rest, and one more request succeeds."""
         self.check_rest()
-        if self.ranks:
-            self.ranks.faults = self.ranks.faults._replace(dies=None)
-            if self.ranks.stopped:
-                self._restart()
+        if self.ranks and self.ranks.stopped:
+            self._restart()
         self._faults, self.model.raise_next, self.model.spoil_next = (), False, False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
         client = self.clients[last.key] = Client(last, self._direct)
