@@ -16,7 +16,7 @@ from gapless.device import Fence
 from gapless.kernels.layout import LENGTH
 from gapless.step.executor import Executor
 from gapless.step.keys import ProgramKey, StepKey
-from gapless.step.orders import AnyOrder, CaptureOrder
+from gapless.step.orders import AdapterOrder, AnyOrder, CaptureOrder, WeightsOrder
 from gapless.step.program import NEWS, StepProgram, newest
 
 
@@ -44,9 +44,13 @@ class FollowerProgram(StepProgram):
 class Follower:
     """Obeys orders with an executor, as fast as they come and its device takes them."""
 
-    def __init__(self, executor: Executor, captured: Callable[[list[bool]], None]) -> None:
-        """`captured` is given which graphs of a CaptureOrder this rank has made."""
-        self.executor = executor
+    def __init__(
+        self, executor: Executor, captured: Callable[[list[bool]], None],
+        adapt: Callable[[AdapterOrder], None] | None = None, renew: Callable[[WeightsOrder], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`captured` is given which graphs of a CaptureOrder this rank has made; `adapt` obeys an AdapterOrder, and
+        `renew` a WeightsOrder."""
+        self.executor, self._adapt, self._renew = executor, adapt, renew
         self.launched = 0
         """Steps enqueued so far"""
         self._captured = captured
@@ -63,6 +67,16 @@ class Follower:
         if isinstance(order, CaptureOrder):
             self._drain()
             self._captured(self.executor.capture(order))
+            return
+        if isinstance(order, AdapterOrder):
+            assert self._adapt is not None, "a model without adapters"
+            self._adapt(order)
+            return
+        if isinstance(order, WeightsOrder):
+            assert self._renew is not None, "a model that keeps its weights"
+            if order.digest:
+                self._drain()
+            self._renew(order)
             return
         while not self.executor.ready():
             self._flown.popleft().wait()

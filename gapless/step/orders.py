@@ -42,7 +42,26 @@ class CaptureOrder(NamedTuple):
     drop: tuple[ProgramKey, ...]
 
 
-AnyOrder = Order | CaptureOrder
+class AdapterOrder(NamedTuple):
+    """An adapter that every rank reads and keeps, copies to a slot, or forgets."""
+
+    digest: str
+    path: str
+    """The directory of it; empty to forget it"""
+    slot: int
+    """NO_SLOT to read it alone. No step in flight reads any other."""
+
+
+class WeightsOrder(NamedTuple):
+    """New weights that every rank reads beside its steps, and takes once nothing is in flight."""
+
+    path: str
+    """The directory of a checkpoint; empty to drop the last one"""
+    digest: str
+    """The digest of the leader's, to take them; empty to read them"""
+
+
+AnyOrder = Order | CaptureOrder | AdapterOrder | WeightsOrder
 
 
 class Ranks(Protocol):
@@ -53,7 +72,7 @@ class Ranks(Protocol):
         ...
 
     def send(self, order: AnyOrder) -> None:
-        """Send an order to all: there is room for it, or it is one of captures."""
+        """Send an order to all. There is room for a step; other orders wait for it."""
         ...
 
     def captured(self, order: CaptureOrder) -> list[bool]:
@@ -71,6 +90,8 @@ class Ranks(Protocol):
 
 def followed(order: AnyOrder) -> AnyOrder:
     """Return an order as ranks without samplers and lanes need it: loads and forwards."""
+    if isinstance(order, AdapterOrder | WeightsOrder):
+        return order
     if isinstance(order, CaptureOrder):
         return CaptureOrder(*(tuple(key for key in keys if isinstance(key, ForwardKey)) for keys in order))
     key, words = order
@@ -99,8 +120,8 @@ class OrderWriter:
     def write(self, order: AnyOrder) -> bytes:
         """Return the bytes of an order."""
         order = followed(order)
-        if isinstance(order, CaptureOrder):
-            return self._sealed(_CAPTURE, 0, 0, _packed(order), b"")
+        if not isinstance(order, Order):
+            return self._sealed(_WHOLE, 0, 0, _packed(order), b"")
         key, words = order
         number, fresh = self._number(key._replace(load=None))
         parts = (key if fresh else None, key.load)
@@ -145,8 +166,8 @@ class OrderReader:
         if crc != self._crc:
             raise WireError("an order is not the next one of its leader, or was changed on its way")
         parts = _unpacked(bytes(data[size : size + named])) if named else (None, None)
-        if kind == _CAPTURE:
-            assert isinstance(parts, CaptureOrder), "a whole order"
+        if kind == _WHOLE:
+            assert isinstance(parts, CaptureOrder | AdapterOrder | WeightsOrder), "a whole order"
             return parts
         fresh, load = parts
         if fresh is not None:
@@ -157,9 +178,9 @@ class OrderReader:
         return Order(key if load is None else key._replace(load=load), words)
 
 
-_STEP, _CAPTURE = range(2)
+_STEP, _WHOLE = range(2)
 _RECORDS = {kind.__name__: kind for kind in (
-    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder
+    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder, AdapterOrder, WeightsOrder
 )}  # fmt: skip
 """The records that travel, by name"""
 
