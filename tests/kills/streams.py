@@ -221,7 +221,8 @@ def of_streams(
             settled(lambda turn=turn, gone=gone: server.engine(turn) in gone, False, "another engine", BACK_SECONDS)
             streams.since(time.monotonic())
             ended, failed = len(streams.ended), len(streams.faults)
-            print(f"  kill {turn + 1} of {rounds}: {ended} ended, {failed} failed", flush=True)
+            deaths = [line.strip() for line in server.lines if "the engine died" in line]
+            print(f"  kill {turn + 1} of {rounds}: {ended} ended, {failed} failed; {deaths[-2:]}", flush=True)
         streams.stop()
         found = re.findall(r'^gapless:requests_resumed_total{.*outcome="(\w+)"} (\S+)$', server.page(), re.MULTILINE)
     finally:
