@@ -27,7 +27,7 @@ class Function:
             return b"peer access is not supported"
         self.owner.calls.append((self.name, args))
         if self.name in ("cudaMalloc", "cudaIpcOpenMemHandle", "cuModuleGetFunction", "cudaHostGetDevicePointer"):
-            args[0]._obj.value = 4096 + len(self.owner.calls)
+            ctypes.cast(args[0], ctypes.POINTER(ctypes.c_void_p))[0] = 4096 + len(self.owner.calls)
         return self.owner.code
 
 
@@ -101,7 +101,7 @@ def test_nvrtc_compiles_once_and_quotes_its_refusal(tmp_path, monkeypatch: pytes
                     count.append(args)
                     return int(refused.now)
                 if name.endswith("Size"):
-                    args[1]._obj.value = 6
+                    ctypes.cast(args[1], ctypes.POINTER(ctypes.c_size_t))[0] = 6
                 elif name in ("nvrtcGetCUBIN", "nvrtcGetProgramLog"):
                     args[1].raw = b"binary" if name == "nvrtcGetCUBIN" else b"line 3"
                 return 0
