@@ -43,7 +43,7 @@ def key_book_off_by_one() -> AbstractContextManager[None]:
         found, fresh = original(self, key)
         return found + (not fresh and found + 1 < self._next), fresh
 
-    return replaced(OrderWriter, "_number", number)
+    return replaced(OrderWriter, "number", number)
 
 
 def ring_without_room() -> AbstractContextManager[None]:
