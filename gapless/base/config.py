@@ -429,7 +429,6 @@ TLS_FIELDS = tuple([f"kv_peer_ssl_{name}" for name in PeerFiles._fields])
 
 NEEDS_ONE_RANK: tuple[tuple[str, Callable[[EngineConfig], object], str], ...] = (
     ("lora_modules", lambda config: config.lora_modules or config.lora_dir, "adapters do not work"),
-    ("kv_tiers", lambda config: config.tiers or config.peer_plan, "copies of KV pages beyond the device do not work"),
     (
         "speculative_config",
         lambda config: config.speculation and config.speculation.method not in ("ngram", "suffix", "grammar"),

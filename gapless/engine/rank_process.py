@@ -22,7 +22,7 @@ FOLLOWER = "gapless.engine.follower"
 END_SECONDS = 1.0
 """[s] Time between the end of a process's socket and its own; and the time in which it ends by itself"""
 SHARED = b"m"
-"""Byte that travels with the file of the ranks' memory"""
+"""Byte that travels with the files of the ranks' memory, and of the host tier's"""
 _TAIL_BYTES = 4_096
 
 
@@ -55,10 +55,10 @@ class RankProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def share(self, memory: int) -> None:
-        """Give it this file, before any message."""
+    def share(self, *memory: int) -> None:
+        """Give it these files, before any message."""
         with contextlib.suppress(OSError):  # it is dead: its last words come
-            socket.send_fds(self._socket, [SHARED], [memory])
+            socket.send_fds(self._socket, [SHARED], memory)
 
     def send(self, message: m.Message) -> None:
         self.wire.send(m.encode([message]))

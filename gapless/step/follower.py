@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gapless.base.records import MoveOrder
 from gapless.device import Fence
 from gapless.kernels.layout import LENGTH
 from gapless.step.executor import Executor
@@ -44,9 +45,13 @@ class FollowerProgram(StepProgram):
 class Follower:
     """Obeys orders with an executor, as fast as they come and its device takes them."""
 
-    def __init__(self, executor: Executor, captured: Callable[[list[bool]], None]) -> None:
-        """`captured` is given which graphs of a CaptureOrder this rank has made."""
-        self.executor = executor
+    def __init__(
+        self, executor: Executor, captured: Callable[[list[bool]], None],
+        move: Callable[[MoveOrder, Fence | None], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`captured` is given which graphs of a CaptureOrder this rank has made. `move` begins a transfer of pages
+        after a fence, or at once."""
+        self.executor, self._move = executor, move
         self.launched = 0
         """Steps enqueued so far"""
         self._captured = captured
@@ -64,11 +69,20 @@ class Follower:
             self._drain()
             self._captured(self.executor.capture(order))
             return
+        if isinstance(order, MoveOrder):
+            assert self._move is not None, "a rank without a host tier has no pages to move"
+            self._move(order, self._end_of(order.after))
+            return
         while not self.executor.ready():
             self._flown.popleft().wait()
         self._flown.append(self.executor.obey(order))
         self.launched += 1
         self.look()
+
+    def _end_of(self, steps: int) -> Fence | None:
+        """Return the end of the first `steps` steps; None if they have ended for certain."""
+        place = steps - 1 - (self.launched - len(self._flown))
+        return self._flown[place] if place >= 0 else None
 
     def look(self) -> None:
         """Forget steps that have ended, but the last. Raises DeviceError if the device has failed."""
