@@ -217,11 +217,11 @@ class MoveOrder(NamedTuple):
     """A transfer of pages between a device and the host, for every rank of an engine: each moves its parts."""
 
     stores: bool
-    """From the device to the host"""
+    """Whether it goes from the device to the host"""
     number: int
     """Number of the transfer in its direction"""
     after: int
-    """[steps] The first ones so many of the engine have ended on a rank before it begins"""
+    """Number of the engine's first steps that have ended on a rank before it begins"""
     counts: tuple[tuple[int, int], ...]
     """Page groups and their numbers of pages"""
     places: bytes

@@ -10,8 +10,8 @@ import traceback
 from typing import TypeVar
 
 from gapless.base import progress
-from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.share import Share
 from gapless.base.shared import SharedMemory
 from gapless.comm.shared import Commons
@@ -117,9 +117,7 @@ class FollowingRank:
             return None
         memory, cache = SharedMemory(nbytes, self._pages), executor.program.cache
         slots = host_slots(sizes, cache, self._share.world)
-        return FollowingMoves(
-            executor.device, cache, executor.program.kernels.copy_pages, slots, memory, self._share
-        )
+        return FollowingMoves(executor.device, cache, executor.program.kernels.copy_pages, slots, memory, self._share)
 
     def _obey(self, follower: Follower, moves: FollowingMoves | None) -> None:
         ring, board, reader, taken = self._commons.ring, self._commons.board, OrderReader(), 0

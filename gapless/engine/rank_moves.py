@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gapless.base.records import MoveOrder
 
 MOVE_LOOKS = 300
-"""Looks without an answer after which a rank hangs: transfers take milliseconds"""
+"""Looks without an answer until a rank counts as hung: transfers take milliseconds"""
 
 
 class OpenMove:

@@ -191,7 +191,14 @@ class FollowingRanks:
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        return "".join([*places, self._moves.report(), "the last orders:\n", *[f"  {number}: {order}\n" for number, order in self._last]])
+        return "".join(
+            [
+                *places,
+                self._moves.report(),
+                "the last orders:\n",
+                *[f"  {number}: {order}\n" for number, order in self._last],
+            ]
+        )
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)

@@ -1,8 +1,8 @@
 """The host tier of an engine of several ranks: one memory that all of them map, and transfers that all of them make.
 
 A slot has the parts of all ranks, one after another, so tiers below see whole pages. The leader's tier decides. Each
-rank moves its part between its own device and the slot; a transfer has ended when all have said so, and has failed if it
-has failed on one. The checksum of a page is made of its parts' checksums. No torch here.
+rank moves its part between its own device and the slot; a transfer has ended when all have answered, and has failed if
+it has failed on one. The checksum of a page is made of its parts' checksums. No torch here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from gapless.base.records import Int64s, MoveOrder
 from gapless.base.shared import SharedMemory
 
-FAILED = b""
-"""What a rank says of a transfer that has failed there"""
+FAILED_MOVE = b""
+"""A rank's checksums of a transfer that has failed there"""
 
 
 class MovingRanks(Protocol):
@@ -32,7 +32,7 @@ class MovingRanks(Protocol):
 
 
 class OtherRanks:
-    """What the leader's transfers have to do with the other ranks."""
+    """The other ranks, as the leader's transfers order them about."""
 
     def __init__(self, ranks: MovingRanks) -> None:
         self._ranks = ranks
@@ -52,19 +52,17 @@ class OtherRanks:
         """Order the others to move their parts, too."""
         self._ranks.send(MoveOrder(stores, number, self.steps, tuple(counts), places))
 
-    def joined(self, stores: bool, number: int, own: Int64s) -> list[int | None] | None:
-        """Return the checksums of whole pages once all ranks have moved their parts, None each if one has failed."""
-        said = self._ranks.moved(stores, number)
-        if said is None:
-            return None
-        if FAILED in said:
-            return [None] * len(own)
-        return joined([own, *(np.frombuffer(one, np.int64) for one in said)]).tolist()
+    def moved(self, stores: bool, number: int) -> Sequence[bytes] | None:
+        """Return the checksums of their parts once all have moved them; see `step.orders.Ranks`."""
+        return self._ranks.moved(stores, number)
 
 
-def joined(parts: Sequence[Int64s]) -> Int64s:
-    """Return the checksums of pages from their parts', in the order of ranks: parts that change places change them."""
-    whole = np.zeros_like(parts[0])
-    for rank, part in enumerate(parts):
-        whole += part * np.int64(2 * rank + 1)  # modulo 2 ** 64, as everywhere
+def joined(own: Int64s, others: Sequence[bytes]) -> Int64s | None:
+    """Return the checksums of pages from their parts', in the order of ranks; None if a rank has failed. Parts that
+    change places change them."""
+    if FAILED_MOVE in others:
+        return None
+    whole = own.copy()
+    for rank, part in enumerate(others, 1):
+        whole += np.frombuffer(part, np.int64) * np.int64(2 * rank + 1)  # modulo 2 ** 64, as everywhere
     return whole

@@ -34,7 +34,7 @@ from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
 from gapless.offload.copies import HostCounts, Lease, PageCopy
 from gapless.offload.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
-from gapless.offload.ranks import FAILED, OtherRanks
+from gapless.offload.ranks import FAILED_MOVE, OtherRanks, joined
 from gapless.pace.load_gate import HOST_SOURCE
 
 log = logging.getLogger("gapless.offload.tiers")
@@ -48,7 +48,7 @@ AT_REST = 64
 """[pages] Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
 HOST_SHARE = 0.1
 """[share] Largest share of the loop's time between two looks for transfers of both directions"""
-ANSWER_SECONDS = 0.1
+RANKS_SECONDS = 0.1
 """[s] Longest wait for an answer of the other ranks between two looks: each rings"""
 ONE_STRETCH_NS = 1_000_000
 """Two transfers closer than this are shown as one."""
@@ -62,7 +62,7 @@ GroupParts = list[tuple[Tensor, Tensor, Tensor]]
 
 
 class SlotLayout:
-    """Where the slots of the host tier are in its memory. A slot has the parts of all ranks, one after another."""
+    """The places of the host tier's slots in its memory. A slot has the parts of all ranks, one after another."""
 
     def __init__(self, cache: KVCache, slots: int, ranks: int) -> None:
         self._groups = (cache.data, *cache.others)
@@ -101,7 +101,7 @@ class Transfers(Part):
         """`copy_pages` is the kernels'. `shares`: peers may map the host's memory. `others` move their parts, too."""
         self.host = host
         self.adopt: Callable[[Bytes], Callable[[], None] | None] = device.adopt if others is None else lambda data: None
-        """Registers a peer's memory for transfers; not for those of several ranks, of which one has mapped it"""
+        """Registers a peer's memory for transfers; not with other ranks, which have not mapped it"""
         self._device, self._others = device, others
         layout = SlotLayout(cache, host.groups[0].size, share.world)
         memory = None
@@ -228,7 +228,7 @@ class Transfers(Part):
             way.begin(null, self._device.clock())
             self._device.drain()
             while (ended := way.ended()) is None and way.others is not None:
-                self._device.bell.wait(ANSWER_SECONDS)
+                self._device.bell.wait(RANKS_SECONDS)
                 self._device.bell.clear()
             if ended is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: see the log line before")
@@ -249,7 +249,7 @@ class Transfers(Part):
                 if not way.underway[0].fence.done():
                     way.underway[0].fence.wait(bell)
                 elif way.others is not None:
-                    bell.wait(ANSWER_SECONDS)
+                    bell.wait(RANKS_SECONDS)
                 return True
         patience = self.host.below.patience()
         if patience is None or not seconds:
@@ -390,15 +390,16 @@ class TransferWay:
         """Return the oldest transfer, if it has ended, and the checksums of its pages: None if it failed."""
         if not self.underway or not self.underway[0].fence.done():
             return None
-        one, count = self.underway[0], len(self.underway[0].batch.moves)
-        sums: Sequence[int | None] | None
-        if self.others is None:
-            sums = self.sums_of(one.slot, count).tolist()
-        elif (sums := self.others.joined(self._stores, self._begun - len(self.underway), self.sums_of(one.slot, count))) is None:
-            return None
+        one, count, number = self.underway[0], len(self.underway[0].batch.moves), self._begun - len(self.underway)
+        sums: Int64s | None = self.sums_of(one.slot, count)
+        if self.others is not None:
+            said = self.others.moved(self._stores, number)
+            if said is None:
+                return None
+            sums = joined(self.sums_of(one.slot, count), said)
         self.underway.popleft()
         self._count(one, one.fence.time())
-        return one.batch, [None] * count if failed(one.errors, count) else sums
+        return one.batch, [None] * count if failed(one.errors, count) or sums is None else sums.tolist()
 
     def _count(self, one: RunningTransfer, until: int) -> None:
         self.bytes += self.ranks * sum([self._page_bytes[move.group] for move in one.batch.moves])
@@ -432,7 +433,7 @@ class FollowingMoves:
         self.underway.append((order, *way.obey(order)))
 
     def ended(self) -> list[tuple[MoveOrder, bytes]]:
-        """Return transfers that have ended since the last call, with the checksums of their parts, or FAILED."""
+        """Return transfers that have ended since the last call, with the checksums of their parts, or FAILED_MOVE."""
         ended = [one for one in self.underway if one[1].done()]
         for one in ended:
             self.underway.remove(one)
@@ -440,11 +441,11 @@ class FollowingMoves:
 
     def _sums(self, order: MoveOrder, errors: list[Exception]) -> bytes:
         way, count = self._out if order.stores else self._in, sum([count for _, count in order.counts])
-        return FAILED if failed(errors, count) else way.sums_of(order.number, count).tobytes()
+        return FAILED_MOVE if failed(errors, count) else way.sums_of(order.number, count).tobytes()
 
 
 def failed(errors: Sequence[Exception], count: int) -> bool:
-    """Return whether a transfer has failed, and say why."""
+    """Return whether a transfer has failed, and log why."""
     for error in errors:
         log.warning("a transfer of %d pages failed: %s: %s", count, type(error).__name__, error)
     return bool(errors)

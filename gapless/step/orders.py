@@ -162,9 +162,9 @@ class OrderReader:
         if crc != self._crc:
             raise WireError("an order is not the next one of its leader, or was changed on its way")
         if kind == _MOVE:
-            facts = _MOVE_FACTS.unpack_from(data, size)
+            order, after = _MOVE_FACTS.unpack_from(data, size)
             counts = _unpacked(bytes(data[size + _MOVE_FACTS.size : size + named]))
-            return MoveOrder(bool(flags), *facts, counts, bytes(data[size + named :]))
+            return MoveOrder(bool(flags), order, after, counts, bytes(data[size + named :]))
         parts = _unpacked(bytes(data[size : size + named])) if named else (None, None)
         if kind == _CAPTURE:
             assert isinstance(parts, CaptureOrder), "a whole order"
