@@ -40,7 +40,7 @@ WORD = 0xFFFFFFFF
 class Varied(ChecksumModel):
     """Logits that leave a choice, still a hash of every entry that may be read."""
 
-    def logits(self, hidden):
+    def scores(self, hidden):
         return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gapless.base.shared import SharedMemory
 from gapless.device import RingSlot
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
@@ -111,6 +112,12 @@ class Followers:
 
     def captured(self, order: CaptureOrder) -> list[bool]:
         return [True] * len(order.capture)  # their devices are simulated, and refuse what the leader's refuses
+
+    def host_memory(self, nbytes: int) -> SharedMemory:
+        raise AssertionError("whole copies have no host tier")
+
+    def moved(self, stores: bool, number: int) -> None:
+        raise AssertionError("whole copies have no host tier")
 
     def waited(self) -> list[int]:
         return [0]  # whole copies, which do not wait for each other

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.memory.groups import PageGroup, WindowRule
 from gapless.model.seam import KVCache, StepInputs
-from gapless.testing.checksum import ChecksumModel, entry, owners, pages_read, weight
+from gapless.testing.checksum import ChecksumModel, entry, owners, pages_read, part, weight
 
 PRIME = 2**31 - 1
 WINDOW = 6
@@ -34,13 +34,15 @@ class GroupedModel(ChecksumModel):
         """int64 [T, 1]: the folds of both groups together."""
         full = self._fold(inputs, plan, cache, 1, self.max_model_len)
         window = self._fold(inputs.group(1), plan, cache.group(1), 3, WINDOW)
-        return (full + 7 * window) % PRIME
+        return self.group.add((full + 7 * window) % PRIME) % PRIME
 
-    @staticmethod
-    def _fold(inputs: StepInputs, plan: tuple[int, ...], cache: KVCache, factor: int, reach: int) -> Tensor:
+    def _fold(
+        self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache, factor: int, reach: int
+    ) -> Tensor:  # fmt: skip
         """int64 [T, 1]: the hash of the last `reach` entries up to each token's own. Others may hold anything."""
         size, entries = cache.page_size, cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
-        entries[inputs.slots // size, inputs.slots % size] = factor * entry(inputs.ids, inputs.positions)
+        whole = factor * entry(inputs.ids, inputs.positions)
+        entries[inputs.slots // size, inputs.slots % size] = part(whole, self.group.share)
         readable = entries[pages_read(inputs, size)].flatten(1)[owners(plan, inputs.ids.device)]  # [T, positions]
         position, own = torch.arange(readable.shape[1], device=inputs.ids.device), inputs.positions[:, None]
         terms = readable % PRIME * weight(position) % PRIME

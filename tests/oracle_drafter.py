@@ -87,9 +87,9 @@ class ErringDraft(ChecksumModel):
 
     errs = 0.0
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         wrong = (hidden * 40_503 + 977) % 1000 < 1000 * self.errs
-        return super().logits(torch.where(wrong, hidden + 1, hidden))
+        return super().scores(torch.where(wrong, hidden + 1, hidden))
 
 
 def second_layer(cache: KVCache) -> KVCache:

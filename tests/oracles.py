@@ -38,6 +38,7 @@ from gapless.step.speculation import Speculation
 from gapless.testing.checksum import ChecksumModel, answer
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import SimDevice
+from gapless.testing.world import Faults, RankDevice, World
 
 MAX_LEN = 48
 NO_CHOICE = [asks for asks in ASKS if "allowed_token_ids" not in asks]
@@ -67,7 +68,10 @@ class Oracle(NamedTuple):
     def play(self, seed: int, device: Device, depth: int | None, **options: Any) -> Loop:
         """Run the seed's requests; each gets its tokens, and nothing is held afterwards."""
         jobs = self.jobs(seed)
-        return run_directly(self.loop(seed, jobs, device, self.shape(seed), depth, **options), jobs, self.direct)
+        loop = self.loop(seed, jobs, device, self.shape(seed), depth, **options)
+        if isinstance(device, RankDevice):
+            device.world.follow(loop)
+        return run_directly(loop, jobs, self.direct)
 
 
 def play(
@@ -89,6 +93,21 @@ def play(
             loop = oracle.play(seed, device, depth, counts=counts, **options)
         total.update(counts + tally(loop))
         device.close()
+    return total
+
+
+def play_on_ranks(
+    oracle: Oracle, seeds: Iterable[int], depth: int | None, count: int, faults: Faults | None = None, **options: Any
+) -> Counter[str]:
+    """Play the seeds on that many ranks, which must be alike at the end. Returns their tally."""
+    total = Counter[str]()
+    for seed in seeds:
+        world = World(seed * 8 + (depth or 0), count, maps_host=seed % 4 == 0, faults=faults)
+        counts = Counter[str]()
+        loop = oracle.play(seed, world.device, depth, counts=counts, ranks=world, group=world.group, **options)
+        world.check_alike(loop)
+        total.update(counts + tally(loop))
+        world.device.close()
     return total
 
 
@@ -265,7 +284,7 @@ def right_loop(seed, jobs, device, shape, depth, counts, errs=0.0, **options):
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
     kind = WaryModel if isinstance(device, SimDevice) else ChecksumModel
     model, drafter = kind(VOCAB, shape.max_len), RightDrafter(VOCAB, MOST, errs)
-    head = OracleHead(drafter, model) if seed // 2 % 2 else None
+    head = OracleHead(drafter, model) if seed // 2 % 2 and "ranks" not in options else None
     speculation = Speculation(MOST, None if head else drafter, shape.rows, head)
     loop = model_loop(
         model,

@@ -81,7 +81,7 @@ def test_causes_of_late_tokens_have_the_words_of_the_page():
     ui = ROOT / "gapless" / "ui"
     fields = r'key: "\w+", name: "([^"]+)", mark: "(.)", help: "([^"]+)", mend: "([^"]+)"'
     causes = re.findall(fields, (ui / "causes.js").read_text(encoding="utf-8"))
-    assert len(causes) == 8
+    assert len(causes) == 9
     for name, mark, help_, mend in causes:
         assert f"| {mark} | {name} | {help_} | {mend} |" in page
     mends = re.findall(r'mend: "([^"]+)"', (ui / "why.js").read_text(encoding="utf-8"))

@@ -64,6 +64,12 @@ def resident(pid: int | str) -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
+def with_children(pid: int) -> list[int]:
+    """Return a process and the ones that it has started, as far as the system shows them."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(int(child) for one in lists for child in _read(one).split())]
+
+
 def memory() -> tuple[int, int]:
     """Free and total bytes for this process."""
     free, total = _machine_memory()

@@ -52,6 +52,18 @@ class Watcher(Protocol):
         """Nothing runs on these streams any more, as the calling thread has waited for."""
         ...
 
+    def gives(self, part: Any) -> None:
+        """The running program gives its part of an operation that several devices do together."""
+        ...
+
+    def takes(self, part: Any, read: Any) -> None:
+        """The running program takes a part that another one gave, by reading this tensor."""
+        ...
+
+    def reached(self, stream: Any, mark: Mark, waits: bool) -> None:
+        """The stream, which met others, passes a fence with this mark; or it continues behind that, if it `waits`."""
+        ...
+
 
 class LaunchWatcher(Protocol):
     """Reports of the steps of all engines."""

@@ -170,8 +170,15 @@ class Request(NamedTuple):
     processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """The numbers of params.logits_processors among the engine's, and what each is given."""
     transfer: KVTransfer = NO_TRANSFER
+    output: Int32s | None = None
+    """Tokens from an engine that died, after which another continues; None for a new request"""
     matcher: Matcher | None = None
     """Matcher of the allowed tokens, if params.masked_by names a parameter that asks for it."""
+
+    @property
+    def known(self) -> Int32s:
+        """Return the tokens of its prompt and its output."""
+        return self.tokens if self.output is None else np.concatenate((self.tokens, self.output))
 
     @property
     def most_drafts(self) -> int:

@@ -78,7 +78,7 @@ def _set(names: str, at: str, field: str, value: str = "{}") -> tuple[Foreign, .
 
 
 _NO_CODE = "no code of a checkpoint is ever run, and the families that are built in need none"
-_ONE_DEVICE = "an engine has the ranks of --tensor-parallel-size, on one machine"
+_ONE_DEVICE = "an engine has the ranks of --tensor-parallel-size, on one host"
 _KERNELS = "kernels are chosen by the device and the sizes"
 _SCHEDULER = "the scheduler chooses it; --max-num-batched-tokens and --max-itl bound a step"
 _TEXT = "text alone is served"

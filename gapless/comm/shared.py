@@ -27,6 +27,8 @@ MOST_FRAME = 2 << 20
 """Bytes of the longest order"""
 MOST_RANKS = 64
 _LINE_WORDS = 16
+STOP_AT, LINE_BYTES, WAITED_AT = 64, 8 * _LINE_WORDS, 8 * 8
+"""Offsets for devices that reach this memory: of the stop word, of one line to the next, of `waited` in a line"""
 _NOTHING, _BROKEN = -1, -3
 
 
@@ -53,6 +55,7 @@ class BoardLine(NamedTuple):
 
 _WORDS = (0, 1, 2, 3, 4, 8, 9, 10)
 """The words of a line that have the fields of BoardLine"""
+_WAITED = _WORDS[BoardLine._fields.index("waited")]
 
 
 class Board:
@@ -68,6 +71,10 @@ class Board:
     def line(self, rank: int) -> BoardLine:
         at = rank * _LINE_WORDS
         return BoardLine(*[self._words[at + word] for word in _WORDS])
+
+    def waited(self) -> list[int]:
+        """Return `waited` of all lines: for each step, so no more is read."""
+        return self._words[_WAITED::_LINE_WORDS].tolist()
 
     def taken(self, orders: int) -> None:
         self._own[1] = orders
@@ -172,7 +179,9 @@ class Commons:
             raise EngineError(error.value.decode())
         self.group = SharedGroup(native, number, share)
         self.ring = OrderRing(native, number)
-        self.board = Board(mmap.mmap(fd, 0), native.board_at(), share)
+        self.board_at: int = native.board_at()
+        """The offset of the board in the memory"""
+        self.board = Board(mmap.mmap(fd, 0), self.board_at, share)
 
     @classmethod
     def create(cls, world: int) -> Self:

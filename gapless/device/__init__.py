@@ -27,6 +27,7 @@ __all__ = [
     "device_class",
     "gpus",
     "open_device",
+    "reaches",
 ]
 
 
@@ -62,3 +63,8 @@ def gpus() -> list[tuple[str, int]]:
         return []
     every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [(facts.name, facts.total_memory) for facts in every]
+
+
+def reaches(one: int, other: int) -> bool:
+    """Return whether kernels of a CUDA device can use the memory of another; for people to read."""
+    return torch.cuda.can_device_access_peer(one, other)

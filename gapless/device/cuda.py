@@ -139,6 +139,7 @@ class CudaFence:
             # A kernel failed; every later CUDA call of the process would raise the same error.
             self._fault.set(error, "the GPU reported")
             self._fault.check()
+        self._fault.ask()
         self._seen = time.monotonic_ns()
         return True
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 
@@ -37,3 +40,9 @@ def current() -> int:
 def make_current(device: int) -> None:
     """Make this thread launch on the device with this number."""
     torch.cuda.set_device(device)
+
+
+def mps_runs() -> bool:
+    """Return whether NVIDIA's MPS serves this user's processes: then several compute on one GPU at the same time."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    return (Path(folder) / "control").exists()

@@ -16,13 +16,24 @@ class Fault:
         self.error: BaseException | None = None
         self._where = ""
         self._bell = Bell()
-        self._wake: Callable[[], None] | None = None
+        self._wakes: list[Callable[[], None]] = []
+        self._ask: Callable[[], str] = str
         # Re-entrant: a garbage collection inside the locked region may close a device.
         self._lock = threading.RLock()
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, at the error: it ends the waits that do not block here."""
-        self._wake = wake
+        """Call `wake` too, once, at the error: it ends waits that do not block here."""
+        self._wakes.append(wake)
+
+    def asks(self, reason: Callable[[], str]) -> None:
+        """Have fences ask whether what programs left is undefined before they pass: why it is, else nothing."""
+        self._ask = reason
+
+    def ask(self) -> None:
+        """Fail, and raise DeviceError, if there is such a reason."""
+        if reason := self._ask():
+            self.set(RuntimeError(reason), "a rank has failed")
+            self.check()
 
     def set(self, error: BaseException, where: str) -> None:
         """Keep the first error and wake every wait."""
@@ -31,10 +42,10 @@ class Fault:
                 return
             self._where = where
             self.error = error
-            wake, self._wake = self._wake, None
+            wakes, self._wakes = self._wakes, []
         # Outside: a thread that begins to wait may close a device while it holds the bell's lock.
         self._bell.ring()
-        if wake is not None:
+        for wake in wakes:
             wake()
 
     def check(self) -> None:

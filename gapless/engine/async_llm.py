@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +31,8 @@ from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
 from gapless.text.replies import last_words
 from gapless.text.tokenizer import Tokenizer
+
+log = logging.getLogger("gapless.engine")
 
 INLINE_CHARS = 4_096
 """Longer prompts are tokenised on a thread, so that they do not delay the tokens of other requests."""
@@ -65,6 +68,9 @@ class AsyncLLM:
         """Ends the open requests of other processes with the same engine; returns their number."""
         self._seed = seed
         self._idle = asyncio.Event()
+        self._steady = asyncio.Event()
+        """Set unless an engine that died is being followed by another"""
+        self._steady.set()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
         self.resolver: Resolver | None = None
         self._draining = False
@@ -108,13 +114,30 @@ class AsyncLLM:
             steps=self.watch.on_steps,
             page_events=self._on_page_events,
             died=self._on_death,
+            broke=self._on_break,
+            came_up=self._on_up,
         )
         await self.backend.start(sink)
         self.resolver = Resolver(self.front, self.backend.info, self._seed)
 
     def _on_death(self, error: Exception) -> None:
+        self._steady.set()
         self._tracker.fail_all(lambda: dead(error))
+
+    def _on_break(self, error: Exception) -> None:
+        self._steady.clear()
+        waiting, lost = self._tracker.suspend(lambda: dead(error))
+        if waiting or lost:
+            text = "%d open requests wait for the next engine; %d were open when the one before died too, and end"
+            log.warning(text, waiting, lost)
         self.watch.log.clear()  # the next engine numbers its steps from the start
+
+    def _on_up(self) -> None:
+        self._steady.set()
+        if requests := self._tracker.resume():
+            log.warning("%d sequences go on with the new engine", len(requests))
+        for request in requests:
+            self.backend.submit(request)
 
     def send_page_events(self, take: OnPageEvents) -> None:
         """Call `take` on this loop with each change of the prefix index. Call this before `start`."""
@@ -125,6 +148,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
         self._closed = True
+        self._steady.set()
         if self._start is not None:
             self._start.cancel()
         self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
@@ -172,6 +196,7 @@ class AsyncLLM:
         prompt_only: bool = False,
         label: str = "",
         interval: int = 0,
+        patient: bool = False,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
@@ -180,11 +205,13 @@ class AsyncLLM:
         accepts it, else to the stream's reader. Times count from `arrival`, monotonic nanoseconds, or from this call.
         `transfer` is for engines with a role. With `prompt_only` the prompt may fill the whole context; one token is
         sampled beyond it. `label` is another name, shown by `latest_requests`, not necessarily unique. `interval` is
-        the most tokens of a Delta.
+        the most tokens of a Delta. A `patient` call waits while an engine that died is followed by another.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
             await self.start()
+        if patient:
+            await self._steady.wait()
         resolver = self._check_up()
         check_adapter(adapter, self.info.adapters)
         params = params or self.get_default_sampling_params()
@@ -196,6 +223,8 @@ class AsyncLLM:
         )  # fmt: skip
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
+        if patient:
+            await self._steady.wait()
         self._check_up()
         self._check_free(name)
         stream = OutputStream(name, resolved, self._tracker, arrival, sink, label, interval)

@@ -93,9 +93,15 @@ class MessageBackend:
             self._answered(number, error())
 
     def died(self, error: Exception) -> None:
-        """End all open requests and questions of a dead core."""
+        """End all open requests and questions of a dead core that no other follows."""
         self._ready.clear()
         self.sink.died(error)
+        self.forsake(lambda: dead(error))
+
+    def broke(self, error: Exception) -> None:
+        """Have the open requests of a dead core wait for the next one, and end its questions."""
+        self._ready.clear()
+        self.sink.broke(error)
         self.forsake(lambda: dead(error))
 
     def came_up(self) -> None:
@@ -107,6 +113,7 @@ class MessageBackend:
             self._post(m.SetWatching(True))
         if self._sends_page_events:
             self._post(m.SendPageEvents())
+        self.sink.came_up()
 
     def stats(self) -> Stats:
         """Return the last known numbers: gauges of the present core, counters of all."""
@@ -144,8 +151,8 @@ class MessageBackend:
                     case m.PageEventList(events):
                         sink.page_events(events)
                     case m.Changed(number, names, refusal):
-                        self.info = self.info._replace(adapters=names)
                         self.changed(number, refusal)
+                        self.info = self.info._replace(adapters=names)
                     case m.Ready(info):
                         self.info = info
                         self.came_up()

@@ -96,7 +96,7 @@ class Child:
 
     def send(self, message: m.ToCore) -> bool:
         """Queue a message for this turn of the event loop; False if the child is dead, or its queue is full."""
-        full = isinstance(message, m.Add) and len(self._unsent) >= MAX_UNSENT
+        full = isinstance(message, m.Add) and message.output is None and len(self._unsent) >= MAX_UNSENT
         if self._closed or full:
             return False
         self._unsent.append(message)

@@ -82,7 +82,8 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         ready, waiting = request.params.structured_outputs is None or request.matcher is not None, len(self._matched)
-        if (self.held or not ready) and waiting >= self.loop.planner.waiting.limit:
+        full = request.output is None and waiting >= self.loop.planner.waiting.limit
+        if full and (self.held or not ready):
             raise QueueFullError(f"{waiting} requests are waiting, which is the limit; try again later")
         if not ready:
             self._compiler.submit(request)
@@ -157,7 +158,7 @@ class EngineCore:
             turn = self.pauses.turn()
         except EngineError:
             if self._ranks is not None:
-                self._ranks.check()  # what has failed the device
+                self._ranks.check()  # they fail the device
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error

@@ -14,19 +14,22 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.share import Share
 from gapless.base.shared import SharedMemory
+from gapless.comm.join import group_on
+from gapless.comm.seam import Group
 from gapless.comm.shared import Commons
 from gapless.device import Device
 from gapless.engine import checkers, share
 from gapless.engine import messages as m
 from gapless.engine import rank_messages as rm
 from gapless.engine.on_device import on_device
-from gapless.engine.rank_process import SHARED
+from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
 from gapless.engine.tiers import host_sizes
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import host_slots
 from gapless.model.config import load_config
+from gapless.model.drafting.seam import Head
 from gapless.model.loader import load_model
 from gapless.model.seam import LoadedModel
 from gapless.offload.transfers import FollowingMoves
@@ -39,7 +42,7 @@ from gapless.step.orders import OrderReader
 from gapless.step.program import RowOptions
 from gapless.step.speculation import Speculation
 
-LOOK_SECONDS = 0.05
+IDLE_SECONDS = 0.05
 """[s] A rank without orders looks so often for ended steps and for a failed device."""
 MOVE_LOOK_SECONDS = 0.001
 """[s] The same while it moves pages: a request may wait for them"""
@@ -48,12 +51,12 @@ T = TypeVar("T")
 
 
 def follow(rank: int, world: int, number: int) -> bool:
-    """Load, and obey until the leader stops the ranks; False after a failure, which the leader hears of."""
+    """Load, and obey until the leader stops the ranks; False after a failure, which is sent to the leader."""
     progress.show = lambda phase: None  # the leader's start has the same parts
     os.set_inheritable(number, False)
     leader = socket.socket(fileno=number)
-    shared, memory, _, _ = socket.recv_fds(leader, len(SHARED), 2)
-    if shared != SHARED:
+    shared, memory, _, _ = socket.recv_fds(leader, len(MEMORY_TAG), 2)
+    if shared != MEMORY_TAG:
         return False  # the leader has ended
     wire = Wire(leader)
     try:
@@ -75,28 +78,32 @@ class FollowingRank:
         """`pages` is the file of the host tier's memory."""
         self._wire, self._commons, self._pages = wire, commons, pages
         self._share = commons.share
+        self._group: Group = commons.group
 
     def run(self) -> None:
         checkers.connect()
-        config = self._next(rm.Load).config
+        config = self._next(rm.LoadShare).config
         model_config = load_config(config)
         device = share.open_rank_device(config, model_config, self._share)
-        group = self._commons.group
+        self._group = group = group_on(device, self._commons)
         kernels = share.choose_kernels(device, config, model_config)
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
+        head = on_device(device, lambda: share.head_of(config, device, model))
         facts = share.facts_of(config, device, kernels, model, self._share)
-        self._say(rm.Loaded(facts, could_hold(config, model.config, model, device)))
-        executor = self._build(device, model, kernels, self._next(rm.Build).plan)
+        self._say(rm.ShareLoaded(facts, could_hold(config, model.config, model, device)))
+        executor = self._build(device, model, kernels, head, self._next(rm.BuildMemory).plan)
         moves = self._host_tier(config, executor)
-        self._say(rm.Built())
+        self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
         begin = moves.begin if moves is not None else None
         self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), begin), moves)
 
-    def _build(self, device: Device, model: LoadedModel, kernels: Kernels, plan: rm.StepPlan) -> Executor:
-        group = self._commons.group
-        drafts = Speculation(plan.drafts, None, plan.drafted_rows) if plan.drafts else None
+    def _build(
+        self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
+    ) -> Executor:
+        group = self._group
+        drafts = Speculation(plan.drafts, None, plan.drafted_rows, head) if plan.drafts else None
         options = RowOptions(speculation=drafts, group=group)
         executor = on_device(
             device, lambda: build_executor(device, model, FollowerProgram, kernels, plan.sizes, options)
@@ -129,7 +136,7 @@ class FollowingRank:
             if frame is None:
                 follower.look()
                 board.ended(follower.ended)
-                ring.wait(MOVE_LOOK_SECONDS if moves is not None and moves.underway else LOOK_SECONDS)
+                ring.wait(MOVE_LOOK_SECONDS if moves is not None and moves.underway else IDLE_SECONDS)
                 continue
             taken += 1
             board.taken(taken)

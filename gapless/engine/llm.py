@@ -23,12 +23,13 @@ from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import PromptInput, Resolved, Resolver, check_adapter
+from gapless.engine.open_request import OpenRequest
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
 from gapless.engine.seam import Core, EngineInfo, OperatorOrder
 from gapless.engine.stats import Stats
 from gapless.engine.trace import KEPT_REQUESTS, Recording
-from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.engine.tracker import Tracker
 from gapless.text.replies import ReplyForms
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tools import check_tools, formed

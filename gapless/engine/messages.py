@@ -59,6 +59,7 @@ class Add(Message, frozen=True):
     adapter: str = ""
     processors: tuple[tuple[int, tuple[float, ...]], ...] = ()
     transfer: KVTransfer = NO_TRANSFER
+    output: Int32s | None = None
 
 
 class Abort(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""ProcessBackend: a Core in a supervised child process. If the child dies, open requests end and another starts."""
+"""ProcessBackend: a Core in a supervised child process. If it dies, another starts and continues its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gapless.base.records import Request
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
 from gapless.engine.child import WORKER, Child
-from gapless.engine.seam import Sink
+from gapless.engine.seam import AdapterChange, Sink
 from gapless.engine.stats import Stats
 
 log = logging.getLogger("gapless.engine")
@@ -24,12 +24,15 @@ MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
 SAME_WEIGHTS = 0
 """Number of the backend's own update, which gives a new process its predecessor's weights. Others are larger."""
+SAME_ADAPTERS = -2
+"""Numbers from here down are of its own changes of adapters"""
 
 
 class ProcessBackend(MessageBackend):
     """Runs the module `worker`, with its arguments, in a child process.
 
-    Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
+    Three crashes within ten minutes end the restarts and all open requests: ready() stays false, and `on_give_up` is
+    called with the cause.
     """
 
     def __init__(
@@ -48,8 +51,18 @@ class ProcessBackend(MessageBackend):
         """Directory of the updated weights, also for the next child; None for the model's own."""
         self._updates: dict[int, str] = {}
         """Directories of requested updates, by question number"""
+        self.adapters: dict[str, AdapterChange] = {}
+        """Last change of each adapter, also for the next child"""
+        self._changes: dict[int, AdapterChange] = {}
+        """Requested changes of adapters, by question number; of a new child, changes and updates to be made first"""
+        self._replaced: set[str] = set()
+        """Adapters replaced or unloaded since this child came up"""
+        self._stale: set[str] = set()
+        """Adapters whose requests may have begun with other weights, before this child came up"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
+        self.given_up = False
+        """Whether no further child is started"""
 
     @property
     def pid(self) -> int | None:
@@ -79,30 +92,46 @@ class ProcessBackend(MessageBackend):
         """Pass a request to the engine, or return why that is refused."""
         if not self._ready.is_set():
             return EngineDeadError("the engine is not running")
+        if add.output is not None and len(add.output) and add.adapter in self._stale:
+            return EngineDeadError(f"the engine died, and the adapter {add.adapter!r} has changed since it began")
         if not self._post(add):
             return QueueFullError("the engine does not take requests fast enough; try again later")
         return None
 
     def came_up(self) -> None:
-        # It started like its first predecessor, and gets the new weights in the same way: all else stays the same.
-        if self.weights is None:
-            super().came_up()
-        else:
+        # It started like its first predecessor, and gets later changes in the same way: all else stays the same.
+        for place, change in enumerate(self.adapters.values()):
+            self._post(m.ChangeAdapter(SAME_ADAPTERS - place, change._replace(in_place=True)))
+        if self.weights is not None:
             self._post(m.UpdateWeights(SAME_WEIGHTS, self.weights))
+        self._restored()
+
+    def _restored(self) -> None:
+        """Take requests, once the child has what its predecessor had."""
+        if not any(number <= SAME_WEIGHTS for number in (*self._changes, *self._updates)):
+            super().came_up()
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
-        path = self._updates.pop(number, self.weights)
-        self.weights = path if refusal is None else self.weights
-        if number != SAME_WEIGHTS:
+        path, change = self._updates.pop(number, None), self._changes.pop(number, None)
+        if refusal is None and path is not None:
+            self.weights = path
+        elif refusal is None and change is not None and number > SAME_WEIGHTS:
+            self.adapters[change.name] = change
+            self._replaced |= {change.name}.intersection(self.info.adapters)
+        if number > SAME_WEIGHTS or (path is None and change is None):
             super().changed(number, refusal)
-        elif refusal is None:
-            super().came_up()
+        elif refusal is None or change is not None:
+            if refusal is not None and change is not None and change.path:
+                log.warning("the new engine is without the adapter %s: %s", change.name, refusal)
+            self._restored()
         elif self._child is not None:
             self._child.condemn(f"the weights in use cannot be loaded again: {refusal}")
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.UpdateWeights):
             self._updates[message.number] = message.path
+        elif isinstance(message, m.ChangeAdapter):
+            self._changes[message.number] = message.change
         return self._child is not None and self._child.send(message)
 
     async def close(self) -> None:
@@ -153,9 +182,13 @@ class ProcessBackend(MessageBackend):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("the supervision of the engine failed", exc_info=error)
-            self._ready.clear()
-            if self._on_give_up is not None:
-                self._on_give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
+            self._give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
+
+    def _give_up(self, error: GaplessError) -> None:
+        self.last_death, self.given_up = error, True
+        self.died(EngineDeadError(f"the engine died: {error}"))
+        if self._on_give_up is not None:
+            self._on_give_up(error)
 
     async def _restart(self) -> bool:
         """Start another child, with back-off. False after too many crashes."""
@@ -172,15 +205,16 @@ class ProcessBackend(MessageBackend):
                 return True
         assert self.last_death is not None
         log.error("the engine crashed %d times within %g minutes; giving up", MAX_CRASHES, CRASH_WINDOW / 60)
-        if self._on_give_up is not None:
-            self._on_give_up(self.last_death)
+        self._give_up(self.last_death)
         return False
 
     def _bury(self, error: GaplessError) -> None:
         self._updates.clear()
+        self._changes.clear()
+        self._stale, self._replaced = self._replaced, set()
         self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
-        self.died(EngineDeadError(f"the engine died: {error}"))
+        self.broke(EngineDeadError(f"the engine died: {error}"))
 
     def _note_crash(self, error: GaplessError) -> None:
         self.last_death = error

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from gapless.base.config import EngineConfig
 from gapless.engine import messages as m
-from gapless.step.memory import StepSizes
+from gapless.step.memory import MemorySizes
 
 
 class Facts(NamedTuple):
-    """What must be equal on all ranks, so that they compute parts of the same steps."""
+    """Facts that all ranks must share, so that they compute parts of the same steps."""
 
     gapless: str
-    """Version, and a digest of the package's files"""
+    """A digest of the package's files"""
     torch: str
     device: str
     kernels: str
@@ -23,10 +23,10 @@ class Facts(NamedTuple):
     page_bytes: int
 
 
-class StepPlan(NamedTuple):
+class RankPlan(NamedTuple):
     """How a following rank lays out its memory, beside the sizes."""
 
-    sizes: StepSizes
+    sizes: MemorySizes
     drafts: int
     """Most drafts of a row; 0 without a drafter"""
     drafted_rows: int
@@ -34,26 +34,26 @@ class StepPlan(NamedTuple):
     """Bytes of `Device.reserve`"""
 
 
-class Load(m.Message, frozen=True):
+class LoadShare(m.Message, frozen=True):
     """Leader to rank: open the device, and load this share of the model."""
 
     config: EngineConfig
 
 
-class Loaded(m.Message, frozen=True):
+class ShareLoaded(m.Message, frozen=True):
     """Rank to leader: the share is loaded, and the memory left would hold this many pages."""
 
     facts: Facts
     pages: int
 
 
-class Build(m.Message, frozen=True):
+class BuildMemory(m.Message, frozen=True):
     """Leader to rank: allocate everything."""
 
-    plan: StepPlan
+    plan: RankPlan
 
 
-class Built(m.Message, frozen=True):
+class MemoryBuilt(m.Message, frozen=True):
     """Rank to leader: it obeys orders from now on."""
 
 
@@ -79,7 +79,7 @@ class Failed(m.Message, frozen=True):
     text: str
 
 
-ToRank = Load | Build
-FromRank = Loaded | Built | Captured | Moved | Failed
+ToRank = LoadShare | BuildMemory
+FromRank = ShareLoaded | MemoryBuilt | Captured | Moved | Failed
 decode_to_rank = m.decoder(ToRank)
 decode_from_rank = m.decoder(FromRank)

@@ -19,20 +19,20 @@ from gapless.engine.wire import Wire
 
 FOLLOWER = "gapless.engine.follower"
 """Module of a following rank's process"""
-END_SECONDS = 1.0
-"""[s] Time between the end of a process's socket and its own; and the time in which it ends by itself"""
-SHARED = b"m"
+RANK_END_SECONDS = 1.0
+"""[s] A process that has hung up, or whose parent has, is killed if it does not end by itself in this time."""
+MEMORY_TAG = b"m"
 """Byte that travels with the files of the ranks' memory, and of the host tier's"""
 _TAIL_BYTES = 4_096
 
 
 class RankProcess:
-    """Starts one following rank, and reads what it says. The process ends with its parent."""
+    """Starts one following rank, and reads its messages and its log. The process ends with its parent."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank = rank
         self.died: GaplessError | None = None
-        """Its last words"""
+        """The error that ends it, in its own words"""
         self._tail = b""
         self._line = b""
         self._socket, theirs = socket.socketpair()
@@ -58,7 +58,7 @@ class RankProcess:
     def share(self, *memory: int) -> None:
         """Give it these files, before any message."""
         with contextlib.suppress(OSError):  # it is dead: its last words come
-            socket.send_fds(self._socket, [SHARED], memory)
+            socket.send_fds(self._socket, [MEMORY_TAG], memory)
 
     def send(self, message: m.Message) -> None:
         self.wire.send(m.encode([message]))
@@ -83,7 +83,7 @@ class RankProcess:
     def ended(self) -> GaplessError:
         """Return why a process that has hung up ends, in its own words if it left any."""
         try:
-            code = self._process.wait(END_SECONDS)
+            code = self._process.wait(RANK_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
@@ -100,7 +100,7 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self._life.close()
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(RANK_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -19,21 +19,23 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.base.records import MoveOrder
 from gapless.base.shared import SharedMemory, empty_file
+from gapless.comm.cuda import CudaGroup
+from gapless.comm.join import group_on
 from gapless.comm.seam import Group
 from gapless.comm.shared import MOST_FRAME, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_moves import MOVE_LOOKS, RankMoves
 from gapless.engine.rank_process import RankProcess
-from gapless.step.memory import StepSizes
+from gapless.step.memory import MemorySizes
 from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
 
 log = logging.getLogger("gapless.engine.ranks")
 
 LOOK_SECONDS = 0.1
-SILENT_LOOKS, SILENT_START_LOOKS = 18, 100
-"""A rank that gives no sign of life between this many looks is stopped or wedged; at its start, imports may block it.
-Looks, not time: the whole machine may have slept."""
+SILENT_LOOKS = 18
+"""A rank that gives no sign of life between this many looks is stopped. Looks, not time: the whole machine may have
+slept."""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
 FURTHER_BYTES, ROW_BYTES = 64, 160
@@ -67,7 +69,7 @@ class FollowingRanks:
         self._messages: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._device: Device | None = None
         self._wake: Callable[[], None] | None = None
-        self._wants_steps: Callable[[], bool] | None = None
+        self._wants_steps: Callable[[], bool] = lambda: False
         self._awaits = self._stopped = False
         self._writer, self._most = OrderWriter(), MOST_FRAME
         self._sent = self._steps = 0
@@ -89,9 +91,14 @@ class FollowingRanks:
         self._device = device
         self.check(device)
 
+    def join(self, device: Device) -> Group:
+        """Return the group for the leader's device, once all ranks have opened theirs."""
+        self.group = group_on(device, self._commons)
+        return self.group
+
     def load(self, config: EngineConfig) -> None:
         """Let all load their shares."""
-        self._say(rm.Load(config))
+        self._say(rm.LoadShare(config))
 
     def agree(self, own: rm.Facts) -> int:
         """Wait until all have loaded; return the most pages that each could hold.
@@ -99,7 +106,7 @@ class FollowingRanks:
         Raises ConfigError if some fact is another one than the leader's.
         """
         pages = []
-        for rank, loaded in self._await(rm.Loaded):
+        for rank, loaded in self._await(rm.ShareLoaded):
             for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
                 if ours != theirs:
                     raise ConfigError(
@@ -108,7 +115,7 @@ class FollowingRanks:
             pages.append(loaded.pages)
         return min(pages)
 
-    def build(self, plan: rm.StepPlan) -> None:
+    def build(self, plan: rm.RankPlan) -> None:
         """Let all allocate their memory. Raises ConfigError for steps whose orders do not fit the ring."""
         self._most = _most_bytes(plan.sizes)
         if self._most + plan.sizes.outboxes * FURTHER_BYTES > MOST_FRAME:
@@ -116,11 +123,11 @@ class FollowingRanks:
                 f"max_model_len: ranks are sent a new row's tokens in one order, which would take {self._most:,} bytes "
                 f"of {MOST_FRAME:,}: lower --max-model-len or --max-num-batched-tokens"
             )
-        self._say(rm.Build(plan))
+        self._say(rm.BuildMemory(plan))
 
     def built(self) -> None:
         """Wait until all obey orders."""
-        self._await(rm.Built)
+        self._await(rm.MemoryBuilt)
         if self._pages is not None:
             self._pages.seal()  # all have mapped it
 
@@ -144,10 +151,10 @@ class FollowingRanks:
             while not self.room(1):
                 self.check()
                 time.sleep(LOOK_SECONDS / 10)  # at rest: it is being read
+        elif isinstance(order, MoveOrder):
+            self._moves.sent(order)
         else:
             self._steps += 1
-        if isinstance(order, MoveOrder):
-            self._moves.sent(order)
         self._sent += 1
         self._last.append((self._sent, order))
         self._commons.ring.put(self._writer.write(order))
@@ -176,7 +183,7 @@ class FollowingRanks:
     # The board.
 
     def waited(self) -> Sequence[int]:
-        return [self._commons.board.line(rank).waited for rank in range(self.world)]
+        return self._commons.board.waited()
 
     def lags(self) -> Sequence[int]:
         return [0, *[self._steps - self._commons.board.line(rank).launched for rank in range(1, self.world)]]
@@ -230,6 +237,8 @@ class FollowingRanks:
         self._watcher.join()
         for process in self._processes:
             process.close()
+        if self.failure is None and isinstance(self.group, CudaGroup):
+            self.group.close()
         self._commons.close()
         if self._pages_file >= 0:
             os.close(self._pages_file)
@@ -264,7 +273,7 @@ class FollowingRanks:
             with self._news:
                 self._news.wait_for(lambda messages=messages: messages or self.failure or self._stopped)  # type: ignore[misc]
             self.check()
-            assert messages, "nobody waits for ranks that are stopped"
+            assert messages, "ranks that are stopped answer nothing"
             message = messages.popleft()
             assert isinstance(message, kind), f"rank {process.rank} sent {type(message).__name__}"
             answers.append((process.rank, message))
@@ -319,19 +328,18 @@ class FollowingRanks:
         """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
         if late := self._moves.late():
             self.fail(EngineDeadError(f"{late} for {MOVE_LOOKS * LOOK_SECONDS:g} s: it hangs"))
-        most = SILENT_START_LOOKS if self._wants_steps is None else SILENT_LOOKS
-        works = self._awaits or (self._wants_steps is not None and self._wants_steps())
+        works = self._awaits or self._wants_steps()
         for rank, (last, looks) in pulses.items():
             pulse = self._commons.board.line(rank).pulse
             looks = looks + 1 if works and pulse and pulse == last else 0
             pulses[rank] = (pulse, looks)
-            if looks >= most:
+            if looks >= SILENT_LOOKS:
                 seconds = looks * LOOK_SECONDS
                 self.fail(
                     EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
                 )
 
 
-def _most_bytes(sizes: StepSizes) -> int:
+def _most_bytes(sizes: MemorySizes) -> int:
     """Return the bytes of the longest order, beside CaptureOrders."""
     return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + 1024

@@ -161,4 +161,8 @@ class Sink(NamedTuple):
     page_events: Callable[[Sequence[PageEvent]], None]
     """Takes changes of the prefix index; only after MessageBackend.send_page_events."""
     died: Callable[[Exception], None]
-    """Takes the error of a dead engine, which ends every open request; the backend may restart by itself."""
+    """Takes the error of a dead engine that no other follows: it ends every open request."""
+    broke: Callable[[Exception], None]
+    """Takes the error of a dead engine that another follows: open requests wait for it."""
+    came_up: Callable[[], None]
+    """Called when an engine takes requests, also for the first."""

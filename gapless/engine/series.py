@@ -125,7 +125,7 @@ SERIES = [
     Series("gapless:gpu_bubble_seconds", COUNTER, "No step ran although there was work, by cause.", "device.bubbles_ns",
         "cause", NS),
     # Ranks, if there are several.
-    Series("gapless:rank_lag_steps", GAUGE, "Steps sent to a rank that it has not enqueued.", "ranks.lag", "rank"),
+    Series("gapless:rank_lag_steps", GAUGE, "Steps sent to a rank that it has not taken up.", "ranks.lag", "rank"),
     Series("gapless:rank_wait_seconds", COUNTER,
         "Steps of a rank waited for the others. The one that waits least keeps them waiting.", "ranks.waited_ns",
         "rank", NS),

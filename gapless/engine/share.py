@@ -1,4 +1,4 @@
-"""What every rank of an engine does alike at its start: it opens its device, and chooses kernels and facts."""
+"""The part of a start that all ranks of an engine do alike: device, kernels, facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-import gapless
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
@@ -20,8 +19,9 @@ from gapless.kernels import native
 from gapless.kernels.choose import choose
 from gapless.kernels.seam import Kernels
 from gapless.model.config import ModelConfig, resolve_model_dir
+from gapless.model.drafting.seam import Head
 from gapless.model.fingerprint import weights_digest
-from gapless.model.loader import dtype_of
+from gapless.model.loader import dtype_of, load_drafter
 from gapless.model.seam import LoadedModel
 
 SMALL_MODEL = 50_000_000
@@ -32,6 +32,14 @@ on two cores of an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, w
 got 0.86 of the tokens/s of one (`benchmarks/peers.py`)."""
 CHECKED = 1_000
 """Numbers that the ranks add at the start, as a check"""
+
+
+def head_of(config: EngineConfig, device: Device, model: LoadedModel) -> Head | None:
+    """Load a rank's share of the head or model that drafts in the pages, if there is one. Raises as `load_drafter`."""
+    asked = config.speculation
+    if asked is None or not asked.in_pages:
+        return None
+    return load_drafter(config, model, config.max_num_seqs or device.caps.rows)
 
 
 def open_rank_device(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE_SHARE) -> Device:
@@ -59,11 +67,11 @@ def choose_kernels(device: Device, config: EngineConfig, model_config: ModelConf
 
 
 def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: LoadedModel, share: Share) -> Facts:
-    """Return what must be equal on all ranks."""
+    """Return the facts of a rank."""
     name = gpus()[config.devices[share.rank]][0] if device.caps.own_memory else host.processor_says("model name")
     made = build.outcomes.get(native.NAME)
     return Facts(
-        f"{gapless.__version__} {_digest_of_package()}",
+        _digest_of_package(),
         str(torch.__version__),
         f"{device.kind} {name}",
         f"{kernels.name} {made.flags if made else ''}".strip(),
@@ -76,8 +84,8 @@ def facts_of(config: EngineConfig, device: Device, kernels: Kernels, model: Load
 
 
 def _digest_of_package() -> str:
-    root, digest = Path(gapless.__file__).parent, sha256()
-    for path in sorted(path for kind in ("py", "cpp", "h") for path in root.rglob(f"*.{kind}")):
+    root, digest = Path(host.__file__).parents[1], sha256()
+    for path in sorted(path for kind in ("py", "cpp", "cu", "h") for path in root.rglob(f"*.{kind}")):
         digest.update(f"{path.relative_to(root)} {path.stat().st_size}".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -6,8 +6,9 @@ import asyncio
 from typing import Protocol
 
 from gapless.engine.inputs import Resolved
+from gapless.engine.open_request import OpenRequest
 from gapless.engine.outputs import Delta
-from gapless.engine.tracker import OpenRequest, Tracker
+from gapless.engine.tracker import Tracker
 
 
 class TokenSink(Protocol):

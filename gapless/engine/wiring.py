@@ -21,11 +21,11 @@ from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.rank_messages import StepPlan
+from gapless.engine.rank_messages import RankPlan
 from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
-from gapless.engine.share import check_sum, choose_kernels, facts_of, open_rank_device
+from gapless.engine.share import check_sum, choose_kernels, facts_of, head_of, open_rank_device
 from gapless.engine.sizing import choose_sizes, most_captured, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -40,7 +40,7 @@ from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.drafting import DRAFTERS
-from gapless.model.loader import load_drafter, load_model, refuse_shares
+from gapless.model.loader import load_model, refuse_shares
 from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
@@ -95,8 +95,8 @@ def build_core(
 ) -> EngineCore:
     """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes` are
-    those of the other ranks, if they are started.
+    `spent` are the earlier parts of the start, and their seconds; `parts` are further ones of the loop. `processes`
+    belong to the other ranks, if they are started.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
@@ -159,12 +159,12 @@ def _agree(loaded: Loaded) -> int:
     return ranks.agree(facts_of(config, loaded.device, loaded.kernels, loaded.model, ranks.group.share))
 
 
-def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> StepPlan:
+def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> RankPlan:
     """Return what the other ranks are to build."""
     device, drafting = loaded.device, loaded.drafting
     step = step_bytes(loaded.config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
     drafts = (drafting.drafts, drafting.rows) if drafting else (0, 0)
-    return StepPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
+    return RankPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
 
 
 def _load(
@@ -173,13 +173,14 @@ def _load(
     """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     if ranks is not None:
+        announce(f"{ranks.world} ranks share the model: this process and {', '.join(map(str, ranks.pids))}")
         ranks.fails(device)
         ranks.load(config)
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
     kernels = choose_kernels(device, config, model_config)
     processors = import_processors(config.processors, device)
-    group = ranks.group if ranks else ONE_RANK
+    group = ranks.join(device) if ranks else ONE_RANK
     with _timed(times, "weights"):
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels, group))
@@ -289,12 +290,11 @@ def speculation(config: EngineConfig, device: Device, model: LoadedModel) -> Spe
     asked = config.speculation
     if asked is None:
         return None
-    rows = config.max_num_seqs or device.caps.rows
-    drafts, most = asked.num_speculative_tokens, min(rows, device.caps.drafted_rows)
+    drafts, most = asked.num_speculative_tokens, min(config.max_num_seqs or device.caps.rows, device.caps.drafted_rows)
     if make := DRAFTERS.get(asked.method):
         drafter, learner = make(asked, device.torch_device)
         return Speculation(drafts, drafter, most, learner=learner)
-    return Speculation(drafts, None, most, load_drafter(config, model, rows))
+    return Speculation(drafts, None, most, head_of(config, device, model))
 
 
 def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:

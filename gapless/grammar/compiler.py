@@ -86,10 +86,10 @@ class Compiler:
         self._closing = False
 
     def submit(self, request: Request) -> None:
-        """Begin to make the request's matcher. Raises QueueFullError when too many wait."""
+        """Begin to make the request's matcher. Raises QueueFullError for a new one when too many wait."""
         form = request.params.structured_outputs
         assert form is not None, "a request without a form needs no matcher"
-        if len(self._waiting) >= self._room:
+        if len(self._waiting) >= self._room and request.output is None:
             raise QueueFullError(f"{self._room} requests wait for their grammars; try again later")
         if self._thread is None:
             before = threading.stack_size(COMPILER_STACK_BYTES)

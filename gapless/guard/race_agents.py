@@ -39,7 +39,7 @@ class VectorClock(dict[int, int]):
 class Agent:
     """A stream or a host thread: `clock` has the latest ordered time of each agent, itself included."""
 
-    __slots__ = ("clock", "enqueued_news", "index", "is_stream", "name", "news", "time")
+    __slots__ = ("clock", "enqueued_news", "index", "is_stream", "met", "name", "news", "time")
     label = NO_PROGRAM
     """The label of its stacks."""
 
@@ -52,6 +52,8 @@ class Agent:
         self.time = 1
         self.clock = VectorClock(born or {})
         self.clock[index] = 1
+        self.met = VectorClock()
+        """The clock of all that its programs took from other streams while they ran"""
         self.news = 0
         """Grows with every access of a thread and with every clock that it merges."""
         self.enqueued_news: dict[int, int] = {}

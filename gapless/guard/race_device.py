@@ -43,6 +43,7 @@ class Scheduled:
             self.program(*args)
             return
         self._verify()
+        self.launched.clock.join(self.launched.agent.met)
         with self.checker.agents.acting_as(self.launched), mode(self.checker):
             self.program(*args)
         self._verify()
@@ -97,6 +98,27 @@ class DeviceWatch:
         """Nothing runs on these streams any more, as the calling thread has waited for."""
         for stream in streams:
             self._agents.learn(self._agent(stream).clock)
+
+    def gives(self, part: Any) -> None:
+        """The running program gives its part of an operation that several devices do together."""
+        self._agents.release(part)
+
+    def takes(self, part: Any, read: Any) -> None:
+        """The running program takes a part that another one gave: so does all that comes later on its stream."""
+        self._agents.acquire(part)
+        actor = self._agents.here()
+        if isinstance(actor, Launched):
+            actor.agent.met.join(actor.clock)
+        self._checker.reach(read, READ)
+
+    def reached(self, stream: Any, mark: Any, waits: bool) -> None:
+        """The stream, which met others, passes a fence with this mark; or it continues behind that, if it `waits`."""
+        if isinstance(mark, FencePoint) and mark.checker is self._checker:
+            met = self._agent(stream).met
+            if waits:
+                met.join(mark.clock)
+            else:
+                mark.clock.join(met)
 
     def _agent(self, stream: Any) -> Agent:
         """The agent of a stream; a GPU's is known by its handle."""

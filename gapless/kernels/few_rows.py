@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gapless.comm.seam import Group
 from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode, triton_decode_attention
@@ -41,6 +42,13 @@ def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) 
     launch(x, weight, bias, out)
 
 
+def few_linear(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    """Return x [M, K] @ weight.T + bias [M, N], or [M, N // 2] after SiLU times gate."""
+    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
+    launch(x, weight, bias, out, gated=gated)
+    return out
+
+
 def adapted_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, inner: Tensor, slots: Tensor, up: Tensor,
     ends: list[int],
@@ -65,6 +73,7 @@ triton_adapted_linear = operator(adapted_linear)
 triton_adapted_linear_add = operator(adapted_linear_add, "x")
 triton_normed_linear = operator(normed_linear)
 triton_linear_add = operator(linear_add, "x")
+triton_few_linear = operator(few_linear)
 triton_one_row_linear = operator(one_row_linear, "out")
 triton_rotated_decode = operator(rotated_decode, "cache")
 
@@ -157,6 +166,30 @@ class FewRowsOps:
         return found
 
 
+class SharedFewRowsOps(FewRowsOps):
+    """Operations of a rank with a share of each layer: the sum over ranks adds to x and norms it. `y` is normed."""
+
+    linear = staticmethod(triton_few_linear)
+
+    def __init__(self, group: Group, x: Tensor, rows: LayerRows, eps: float) -> None:
+        super().__init__(x, rows, eps)
+        self.group = group
+
+    def norm(self, weight: Tensor) -> Tensor:
+        found: Tensor = triton_rms_norm(self.x, weight, self.eps)
+        return found
+
+    def _product(self, y: Tensor, product: LayerProduct, gated: bool) -> Tensor:
+        found: Tensor = self.linear(y, *weights(product.linear), gated)
+        return found
+
+    def add(self, y: Tensor, product: LayerProduct, norm: Tensor) -> Tensor:
+        return self.group.add_norm(self.x, self._product(y, product, False), norm, self.eps)
+
+    def end(self, y: Tensor) -> Tensor:
+        return y
+
+
 class AdaptedOps(FewRowsOps):
     """Operations of few rows, some with adapters. The next norm adds what adapters give to x."""
 
@@ -204,5 +237,5 @@ class AdaptedOps(FewRowsOps):
         return self._normed(y, None)[0]
 
 
-FEW_ROWS = FastWay(FewRowsOps, most_plain_rows)
+FEW_ROWS = FastWay(FewRowsOps, most_plain_rows, shared=SharedFewRowsOps)
 FEW_ADAPTED_ROWS = FastWay(AdaptedOps, most_rows, adapts=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from gapless.comm.seam import Group
 from gapless.kernels.adapt import AdapterPart, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
@@ -113,6 +114,8 @@ class FastWay(NamedTuple):
     """Returns the most rows that a model of these products runs this way, 0 for none"""
     adapts: bool = False
     """Whether it serves steps with adapters, or only steps without"""
+    shared: Callable[[Group, Tensor, LayerRows, float], LayerOps] | None = None
+    """Makes the operations of a rank with a share of each layer's heads and MLP; None: such ranks go another way"""
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gapless.kernels import stream_triton
-from gapless.kernels.few_rows import FewRowsOps, streams, weights
+from gapless.kernels.few_rows import FewRowsOps, SharedFewRowsOps, streams, weights
 from gapless.kernels.few_rows_triton import MOST_FEW_ROWS
 from gapless.kernels.library_triton import arch, operator
 from gapless.kernels.norm_triton import rms_norm
@@ -90,9 +90,15 @@ class StreamOps(FewRowsOps):
         return self._normed(y)
 
 
+class SharedStreamOps(SharedFewRowsOps):
+    """Operations of few rows by a rank's share of large weights."""
+
+    linear = staticmethod(triton_stream_linear)
+
+
 def most_rows(products: Sequence[LayerProduct]) -> int:
     """Return the most rows that a model of these products runs this way."""
     return MOST_FEW_ROWS if streams(products) else 0
 
 
-STREAM_ROWS = FastWay(StreamOps, most_rows)
+STREAM_ROWS = FastWay(StreamOps, most_rows, shared=SharedStreamOps)

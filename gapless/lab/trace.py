@@ -226,7 +226,7 @@ def _lines(found: TraceSummary) -> Iterator[str]:
             rows.append((name, f"{total / 1e6:.3f}", _share(total, found.span), f"{gaps:,}", f"{longest / 1e3:.1f}"))
         yield from _table(rows)
     if found.worst:
-        rows = [("worst bubbles", "at s", "us", "before step")]
+        rows = [("worst bubbles", "at s", "us", "step")]
         for gap in found.worst:
             at = (gap.start - found.start) / 1e9
             rows.append((gap.cause, f"{at:.6f}", f"{(gap.end - gap.start) / 1e3:.1f}", str(gap.step)))

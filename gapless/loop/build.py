@@ -40,7 +40,7 @@ from gapless.step.adapters import AdapterLoader
 from gapless.step.graphs import GOING_ON, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.launcher import Launcher
 from gapless.step.listing import Lanes
-from gapless.step.memory import StepSizes, build_executor
+from gapless.step.memory import MemorySizes, build_executor
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import RowOptions, StepProgram
@@ -124,17 +124,17 @@ def _limits(spec: LoopSpec, extents: Extents, chunk_limit: ChunkLimit | None) ->
     )  # fmt: skip
 
 
-def step_sizes(device: Device, model: Model, spec: LoopSpec) -> StepSizes:
+def step_sizes(device: Device, model: Model, spec: LoopSpec) -> MemorySizes:
     """Return the sizes of the steps of such a loop, for the ranks that follow it."""
     extents, depth = Extents.of(spec, model, device.caps), spec.controllers.depth(spec.depth, spec.chain)
     return _step_sizes(_shapes(device, model, spec, extents), depth, spec, extents)
 
 
-def _step_sizes(shapes: GraphShapes, depth: Depth, spec: LoopSpec, extents: Extents) -> StepSizes:
+def _step_sizes(shapes: GraphShapes, depth: Depth, spec: LoopSpec, extents: Extents) -> MemorySizes:
     sizes, packets = spec.sizes, depth.most + 1
     outbox = OutboxShape(extents.most_rows, sizes.step_tokens, extents.width)
     fill = extents.fill + PAGE_WORDS * extents.page_writes
-    return StepSizes(
+    return MemorySizes(
         sizes.rows, extents.history, extents.groups * extents.max_pages, sizes.pages, sizes.page_size, outbox,
         shapes.words, packets, packets + depth.longest - 1, fill,
     )  # fmt: skip

@@ -77,7 +77,7 @@ class RankCounts:
     """Numbers of each rank of an engine, the leader first; empty for one rank."""
 
     lag: tuple[int, ...] = ()
-    """Steps sent to a rank that it has not enqueued."""
+    """Steps sent to a rank that it has not taken up."""
     waited_ns: tuple[int, ...] = ()
     """Time that its steps waited for other ranks."""
 

@@ -50,10 +50,11 @@ class Requests(dict[int, Request]):
             request = part.check(request)
         asked = self._asked(request)
         idle = not self._planner.wanting
-        self._planner.add(asked, request.tokens)
+        self._planner.add(asked, request.known, again=request.output is not None)
         self._arrivals += 1
         self[request.key] = request
-        self.fresh.add(request.key)
+        if request.output is None or not len(request.output):  # others were counted by the engine that died
+            self.fresh.add(request.key)
         try:
             for part in self._hooks.begin:
                 part.begin(request)

@@ -23,7 +23,7 @@ from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.layers import SeparateOps, SharedOps
 from gapless.kernels.matrix import Linear, Matrix, dense
 from gapless.kernels.seam import Kernels, LayerOps, LayerProduct
-from gapless.kernels.views import Attend, NormWeights, Rotation
+from gapless.kernels.views import Attend, LayerRows, NormWeights, Rotation
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterLayer, AdapterTables
 from gapless.model.attention import AttentionPlan, PagedAttention, plan_attention
@@ -169,7 +169,9 @@ class Decoder(PagedModel):
         """Layouts of the weights of layers as read, each with the kind that is computed with"""
         self.last_norm = params.norm
         products = [product for block in self.blocks for product in block.products]
-        ways = kernels.ways if self.spec.plain and self.alone else ()
+        ways = kernels.ways if self.spec.plain else ()
+        if not self.alone:
+            ways = tuple([way._replace(make=partial(way.shared, group)) for way in ways if way.shared is not None])
         self.ways = [(most, way) for way in ways if (most := way.most(products))]
         """The faster ways of these products, each with its most rows"""
         self.head = kernels.linear(dense(params.head))
@@ -250,9 +252,15 @@ class Decoder(PagedModel):
 
     def separate_ops(self, x: Tensor, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> SeparateOps:
         """Return them one by one: the general way."""
-        make = SeparateOps if self.alone else partial(SharedOps, self.group)
         attention = PagedAttention(self.kernels, inputs, plan, cache)
-        return make(x, inputs.layer_rows(cache), self.eps, self.kernels, attention.forward, self.spec.norm.centered)
+        return self.layer_ops(x, inputs.layer_rows(cache), self.eps, attention.forward)
+
+    def layer_ops(
+        self, x: Tensor, rows: LayerRows, eps: float, attention: Callable[[Tensor, int, Attend], Tensor]
+    ) -> SeparateOps:
+        """Return the operations of the general way around this attention, with sums over ranks."""
+        make = SeparateOps if self.alone else partial(SharedOps, self.group)
+        return make(x, rows, eps, self.kernels, attention, self.spec.norm.centered)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype; [N, 0] on ranks that follow."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.progress import announce
+from gapless.base.share import Share
 from gapless.comm.alone import ONE_RANK
 from gapless.comm.seam import Group
 from gapless.kernels import plain
@@ -61,7 +62,7 @@ def load_model(
     if config.check and group.share.leads:
         check_native(directory, kernels if device == HOST else plain.KERNELS)
     model = _with_own_head(config, directory, model, dtype_of(config, model))
-    spare = _spare_layers(config, model)
+    spare = _spare_layers(config, model, group.share)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
     joins = adapted and any(way.adapts for way in kernels.ways) and model.quantization is None
     joins = joins and model.spec.plain
@@ -86,13 +87,17 @@ def refuse_shares(config: EngineConfig, model: ModelConfig, world: int) -> None:
     """Raise ConfigError, naming the mend, unless `world` ranks can share the model and all that is asked of it."""
     if world == 1:
         return
-    for asked, what in (
-        (model.impl == Impl.TRANSFORMERS, f"{model.architecture} is computed by the Transformers backend, which has"),
-        (config.speculation and config.speculation.in_pages, "drafts by a model need"),
-    ):
-        if asked:
-            raise ConfigError(f"tensor_parallel_size: {what} one rank: leave it out")
+    if model.impl == Impl.TRANSFORMERS:
+        raise ConfigError(
+            f"tensor_parallel_size: {model.architecture} is computed by the Transformers backend, which has one rank: "
+            "leave it out"
+        )
     check_share(model, world)
+    if (drafts := config.speculation) and drafts.method == "draft_model":
+        check_share(read_draft_config(drafts.model, model), world, "speculative_config.model")
+    elif drafts and drafts.in_pages and drafts.method != "mtp":
+        head = HeadConfig.read(_head_dir(config.model, drafts.model), model)
+        check_share(head.layer, world, "speculative_config.model")
 
 
 def _by_transformers(
@@ -153,14 +158,14 @@ def _given_scales(params: Params, directory: Path) -> Tensor | None:
     return scales
 
 
-def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
-    """Return how many layers of its KV memory the model leaves to what drafts for it."""
+def _spare_layers(config: EngineConfig, model: ModelConfig, share: Share) -> int:
+    """Return how many layers of its KV memory a rank's model leaves to what drafts for it."""
     if config.speculation is None or not config.speculation.in_pages:
         return 0
     if config.speculation.method == "draft_model":
-        return PageShare.of(
-            model, read_draft_config(config.speculation.model, model), KVFormat(config.kv_cache_dtype)
-        ).spare
+        draft = read_draft_config(config.speculation.model, model)
+        kind = KVFormat(config.kv_cache_dtype)
+        return PageShare.of(model.spec.shared(share), draft.spec.shared(share), kind).spare
     return 1
 
 
@@ -179,24 +184,26 @@ def load_drafter(config: EngineConfig, model: LoadedModel, rows: int) -> Recurre
         return RecurrentHead(mtp, model, rows, asked.num_speculative_tokens)
     directory = _head_dir(config.model, asked.model)
     head = HeadConfig.read(directory, model.config)
-    layer = EagleLayer(head, load_params(directory, head, model.dtype, device), model)
+    layer = EagleLayer(head, load_params(directory, head, model.dtype, device, model.group.share), model)
     return RecurrentHead(layer, model, rows, asked.num_speculative_tokens)
 
 
 def _load_draft_model(config: EngineConfig, name: str, model: Decoder) -> DraftModel:
     directory, device = resolve_model_dir(name), model.device
     small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
-    params = _filled(allocate(small, model.dtype, device), config, directory, small)
+    group = model.group
+    params = _filled(allocate(small, model.dtype, device, share=group.share), config, directory, small)
     if small.spec.positions and small.spec.positions < model.max_model_len:
         raise ConfigError(
             f"speculative_config.model: {name!r} has {small.spec.positions} positions, fewer than max_model_len: lower "
             f"--max-model-len from {model.max_model_len}, or choose another draft model"
         )
-    share = PageShare.of(model.config, small, model.kv.format)
+    share = PageShare.of(model.spec, small.spec.shared(group.share), model.kv.format)
     make = family_of(small.architecture).model or Decoder
-    draft = make(small, params, model.max_model_len, model.kernels, place=KVPlace(share.unused, share.first))
+    place = KVPlace(share.unused, share.first)
+    draft = make(small, params, model.max_model_len, model.kernels, place=place, group=group)
     store_kv(draft, model.kv.format, config.block_size, params.kv_scales)
-    return DraftModel(draft, model, model.kernels, partial(share.view, scales=draft.kv_scales))
+    return DraftModel(draft, model, model.kernels, partial(share.view, scales=draft.kv_scales), group)
 
 
 def _head_dir(model: str, head: str) -> Path:

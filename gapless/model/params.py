@@ -118,9 +118,12 @@ def allocate(
     return Params(embedding, layers, norm, head, positions, scales, share)
 
 
-def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, prefix: str) -> Layer:
-    """Uninitialised parameters of a layer like the first, whose tensors have names after `prefix`."""
-    return _layer(_Maker(config, dtype, device, format=format_of(config)), config.spec.layer, prefix)
+def allocate_layer(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, prefix: str, share: Share = WHOLE_SHARE
+) -> Layer:
+    """Uninitialised parameters of a rank's share of a layer like the first, whose tensors have names after
+    `prefix`."""
+    return _layer(_Maker(config, dtype, device, format=format_of(config), share=share), config.spec.layer, prefix)
 
 
 def allocate_norm(*sizes: int, device: torch.device) -> Tensor:

@@ -20,8 +20,6 @@ from gapless.model.config import ModelConfig
 from gapless.model.formats.of_model import format_of, product_layout
 from gapless.model.spec import LayerSpec, ModelSpec
 
-_FIELD = "tensor_parallel_size"
-
 
 class Cut(NamedTuple):
     """A part of a weight [N, K] or a bias [N]."""
@@ -75,14 +73,14 @@ def token_cut(spec: ModelSpec, share: Share) -> Cut:
     return ALL if share.world == 1 else Cut((spec.own_tokens(share),))
 
 
-def check_share(config: ModelConfig, world: int) -> None:
+def check_share(config: ModelConfig, world: int, field: str = "tensor_parallel_size") -> None:
     """Raise ConfigError, naming the field and what can be, unless `world` ranks can share a native model."""
     if world == 1 or not (why := next(_obstacles(config, world), "")):
         return
     most = max(layer.attention.heads for layer in config.spec.layers)
     known = [count for count in range(1, most + 1) if next(_obstacles(config, count), None) is None]
     can = " or ".join(filter(None, (", ".join(map(str, known[:-1])), str(known[-1]))))
-    raise ConfigError(f"{_FIELD}: {why} cannot be shared by {world} ranks: {can} can")
+    raise ConfigError(f"{field}: {why} cannot be shared by {world} ranks: {can} can")
 
 
 def _obstacles(config: ModelConfig, world: int) -> Iterator[str]:

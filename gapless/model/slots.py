@@ -153,10 +153,12 @@ def _kv_scale_slots(names: TensorNames, scales: Tensor) -> dict[str, TensorSlot]
     return found
 
 
-def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, TensorSlot]:
+def layer_slots(
+    config: ModelConfig, layer: Layer, prefix: str, share: Share = WHOLE_SHARE
+) -> dict[str, TensorSlot]:  # fmt: skip
     """Return where each tensor of a layer like the first goes that the checkpoint must hold, by its name after
     `prefix`."""
-    return _layer_slots(_Read(config, format_of(config), config.spec.layer, prefix), layer)
+    return _layer_slots(_Read(config, format_of(config), config.spec.layer, prefix, share), layer)
 
 
 class _Read(NamedTuple):
@@ -199,9 +201,9 @@ def _product_slots(read: _Read, name: str, matrix: Matrix) -> dict[str, TensorSl
     (config, form, kind, prefix, share), found = read, dict[str, TensorSlot]()
     names, hidden, own, start = config.names, config.spec.hidden_size, kind.shared(share), 0
     modules, (inputs, _, biased) = names.modules(name), kind.products(hidden)[name]
-    inputs = inputs if share.world > 1 else matrix.inputs  # a head that drafts has its own
     sizes, own_sizes = (names.outputs(name, layer, hidden) for layer in (kind, own))
     cuts = module_cuts(name, kind, hidden, share, len(modules))
+    inputs = inputs if cuts[0].columns else matrix.inputs  # a head that drafts has its own
     for i, (module, size, own_size, cut) in enumerate(zip(modules, sizes, own_sizes, cuts, strict=True)):
         order, module = rope_rows(config.spec, own, names, name, i), f"{prefix}.{module}"
         rows, start = slice(start, start + own_size), start + own_size

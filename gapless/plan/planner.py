@@ -69,10 +69,13 @@ class Planner:
 
     # Rows between steps.
 
-    def add(self, asked: RowSpec, tokens: Int32s) -> None:
-        """Queue a row for a request with these tokens. Raises QueueFullError."""
+    def add(self, asked: RowSpec, tokens: Int32s, again: bool = False) -> None:
+        """Queue a row for a request with these tokens. Raises QueueFullError; not if it had been queued before."""
         row = Row(asked, tokens)
-        self.waiting.add(row, self._table.available())
+        if again:
+            self.waiting.put_back(row)
+        else:
+            self.waiting.add(row, self._table.available())
         self.by_key[asked.key] = row
         self.room.full_at = None
         if self.index:

@@ -184,7 +184,7 @@ class Room:
 
 def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:
     """Raise RequestError if the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
-    if not 0 < len(request.tokens) < request.max_len:
+    if not 0 < len(request.tokens) <= len(request.known) < request.max_len:
         raise RequestError(
             f"the prompt has {len(request.tokens)} tokens: it must have at least one, and fewer than the "
             f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip

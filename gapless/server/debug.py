@@ -134,7 +134,7 @@ async def history(call: HttpCall) -> ASGIApp:
     kv_bytes = llm.info.kv_bytes if llm.started else 0
     server = host.resident("self") + sum(map(host.resident, state.others.pids))
     memory = {"free": free, "total": total, "server": server, "kv": kv_bytes}
-    memory |= {"engine": host.resident(engine) if engine else 0}
+    memory |= {"engine": sum(map(host.resident, host.with_children(engine))) if engine else 0}
     seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
     return json_response({**seen, "latency": state.samples.latency(), "memory": memory})
 

@@ -66,6 +66,8 @@ class FurtherFront:
         self.silent: int | None = None
         """Seconds since its last message, from the first one on: imports take their time"""
         self.open = self.detok_ns = 0
+        self.unaware = 0
+        """Deaths of engines that the front has not heard of: it sends the requests again that it sends before"""
 
     def own(self, key: int) -> int:
         """Return the front's key of a request, from the engine's."""
@@ -110,7 +112,7 @@ class Fronts(OtherFronts):
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(settings))
         process.stdin.close()
-        front.link.send(*self._present())
+        self._inform(front)
 
     def add(self, connection: socket.socket, number: int, process: Process | None = None) -> FurtherFront:
         """Take a front at the other end of a connection."""
@@ -216,12 +218,16 @@ class Fronts(OtherFronts):
         front.silent = 0
         for message in messages:
             match message:
+                case m.Add() if front.unaware:
+                    continue
                 case m.Add(key):
                     error = self.backend.offer(msgspec.structs.replace(message, key=front.base + key))
                     if error is not None:
                         front.link.send(m.Refused(key, error))
                 case m.Abort(key):
                     self.backend.abort(front.base + key)
+                case links.DownNoted():
+                    front.unaware -= 1
                 case links.Listening():
                     front.listening.set()
                 case links.Aborted(number) | links.RequestList(number):
@@ -256,13 +262,15 @@ class Fronts(OtherFronts):
 
     def engine_changed(self) -> None:
         """Send the engine's present state."""
-        self._send(*self._present())
+        for front in self.fronts.values():
+            self._inform(front)
 
-    def _present(self) -> list[m.Message]:
+    def _inform(self, front: FurtherFront) -> None:
         if self.backend.ready():
-            return [m.Ready(self.backend.info)]
-        death = self.backend.last_death
-        return [] if death is None else [links.EngineDown(f"the engine died: {death}")]
+            front.link.send(m.Ready(self.backend.info))
+        elif (death := self.backend.last_death) is not None:
+            front.unaware += 1
+            front.link.send(links.EngineDown(f"the engine died: {death}", self.backend.given_up))
 
 
 class SharedBackend(ProcessBackend):
@@ -283,6 +291,10 @@ class SharedBackend(ProcessBackend):
 
     def died(self, error: Exception) -> None:
         super().died(error)
+        self._fronts.engine_changed()
+
+    def broke(self, error: Exception) -> None:
+        super().broke(error)
         self._sent = None
         self._fronts.engine_changed()
 

@@ -136,9 +136,12 @@ class FurtherServing:
 
     def _obey(self, message: object) -> None:
         match message:
-            case links.EngineDown(text):
-                if self._backend.ready():
+            case links.EngineDown(text, last):
+                self._link.send(links.DownNoted())
+                if last:
                     self._backend.died(EngineDeadError(text))
+                elif self._backend.ready():
+                    self._backend.broke(EngineDeadError(text))
             case links.WeightsNamed(version):
                 self._app.state.weight_version = version
             case links.AbortOpen(number, ids):

@@ -200,6 +200,7 @@ class Job:
             arrival=self.call.arrived,
             transfer=self.handover.transfer,
             prompt_only=self.prompt_only,
+            patient=bool(self.streams),
         )
         self.streams[number] = stream
         try:
@@ -284,6 +285,8 @@ def account(job: Job) -> None:
     metrics.e2e_latency.observe(seconds)
     metrics.by_adapter.update([job.adapter] if job.adapter else ())
     for number, stream in job.streams.items():
+        if stream.deaths:
+            metrics.resumed["lost" if stream.failed else "finished"] += 1
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
         times = stream.metrics
         if number not in job.begun:

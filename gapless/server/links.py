@@ -15,9 +15,11 @@ from gapless.server.metrics import MovedCounts
 
 
 class EngineDown(m.Message, frozen=True):
-    """Message to a further front: the engine is dead; a Ready follows if another starts."""
+    """Message to a further front: the engine is dead, to be answered with a DownNoted. A Ready follows if another
+    starts; none does after the `last` one."""
 
     text: str
+    last: bool
 
 
 class WeightsNamed(m.Message, frozen=True):
@@ -48,6 +50,10 @@ class Listening(m.Message, frozen=True):
     """Message to the first front: requests are taken."""
 
 
+class DownNoted(m.Message, frozen=True):
+    """Message to the first front: the answer to an EngineDown. Requests sent before were open when the engine died."""
+
+
 class Aborted(m.Message, frozen=True):
     """Message to the first front: the answer to the AbortOpen with this number."""
 
@@ -74,7 +80,7 @@ class Counted(m.Message, frozen=True):
 FromEngine = m.Ready | m.Admitted | m.Tokens | m.Refused
 """Messages of an engine that a further front gets"""
 ToFurther = FromEngine | EngineDown | WeightsNamed | AbortOpen | ShowRequests | Drain
-ToFirst = m.Add | m.Abort | Listening | Aborted | RequestList | Counted
+ToFirst = m.Add | m.Abort | Listening | DownNoted | Aborted | RequestList | Counted
 decode_to_further = m.decoder(ToFurther)
 decode_to_first = m.decoder(ToFirst)
 

@@ -52,6 +52,9 @@ FRONT = [
         total="stats.steps.steps"),
     Series("vllm:request_success", COUNTER, "Sequences ended.", "metrics.finished", "finished_reason"),
     Series("vllm:admission_rejections", COUNTER, "Requests refused.", "metrics.rejected", "reason"),
+    Series("gapless:requests_resumed", COUNTER,
+        "Requests that were open when an engine died, by what came of them: finished by the next, or lost.",
+        "metrics.resumed", "outcome"),
     Series("gapless:adapter_requests", COUNTER, "Requests that ended, by adapter.", "metrics.by_adapter", "adapter"),
     Series("gapless:kv_event_batches", COUNTER,
         "Batches of KV events by what became of them; lost ones found the queue full.", "event_batches", "outcome"),
@@ -114,7 +117,7 @@ class MovedCounts(NamedTuple):
     histograms: tuple[tuple[tuple[int, ...], float], ...]
     """(observations for each bound and above the last, their sum), in the order of Metrics.histograms"""
     counters: tuple[dict[str, int], ...]
-    """finished, rejected and by_adapter of Metrics"""
+    """finished, rejected, by_adapter and resumed of Metrics"""
     http: tuple[tuple[tuple[str, str, str], int], ...]
 
 
@@ -147,6 +150,7 @@ class Metrics:
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.rejected: Counter[str] = Counter()
         self.by_adapter: Counter[str] = Counter()
+        self.resumed: Counter[str] = Counter(dict.fromkeys(("finished", "lost"), 0))
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self.kv_events: Callable[[], EventCounts] | None = None
@@ -171,7 +175,7 @@ class Metrics:
 
     @property
     def _named(self) -> tuple[Counter[str], ...]:
-        return self.finished, self.rejected, self.by_adapter
+        return self.finished, self.rejected, self.by_adapter, self.resumed
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         self.histograms.append(Histogram(f"vllm:{name}", text, bounds))

@@ -188,10 +188,11 @@ class Serving:
     def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
         where, curl = address_of(self.config, self.listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self.config.api_key else ""
+        ranks = f", {info.ranks} ranks" if info.ranks > 1 else ""
         kv = "" if info.kv_cache_dtype == "auto" else f", KV in {info.kv_cache_dtype}"
         line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
-            f"{info.dtype}{kv}) at {where}, ready after {seconds:.1f} s"
+            f"{info.dtype}{kv}{ranks}) at {where}, ready after {seconds:.1f} s"
         )
         if self.config.log_format == "json":
             log.info(line)

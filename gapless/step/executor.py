@@ -226,7 +226,7 @@ class Executor:
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return the range of outbox words to copy to the host."""
         if not self.program.samples_here:
-            return 0, 0  # nobody reads it
+            return 0, 0  # it has no reader
         shape, stored = self.program.outbox, self.buffers.lines is self.host_lines
         start, end = 0, (1 + key.forward.samples) * shape.line
         if stored:

@@ -13,7 +13,7 @@ from gapless.step.outbox import OutboxShape
 from gapless.step.program import RowOptions, StepProgram
 
 
-class StepSizes(NamedTuple):
+class MemorySizes(NamedTuple):
     """Sizes of the memory of steps. Executors of equal sizes run the same orders."""
 
     rows: int
@@ -34,7 +34,7 @@ class StepSizes(NamedTuple):
 
 
 def build_executor(
-    device: Device, model: Model, make: type[StepProgram], kernels: Kernels, sizes: StepSizes, options: RowOptions
+    device: Device, model: Model, make: type[StepProgram], kernels: Kernels, sizes: MemorySizes, options: RowOptions
 ) -> Executor:
     """Allocate tables, KV memory and rings on `device`, for the programs that `make` makes."""
     drafts, at = options.speculation, device.torch_device

@@ -76,7 +76,7 @@ class Ranks(Protocol):
         ...
 
     def lags(self) -> Sequence[int]:
-        """Return the number of orders that each rank has been sent and has not enqueued, the leader first."""
+        """Return the number of orders that each rank has been sent and has not taken up, the leader first."""
         ...
 
 

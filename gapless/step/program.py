@@ -121,11 +121,11 @@ class StepProgram:
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
-        if self.head is not None and key.batch.places > 1:
-            rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows - key.packet.chunks]
-            self.head.ask(rows, self.tables, key.batch.places - 1)
+        rows = at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows]
         if self.group.share.world > 1:
-            self.tell(at.words[HEADER_WORDS : HEADER_WORDS + key.packet.rows].long())
+            self.tell(rows.long())
+        if self.head is not None and key.batch.places > 1:
+            self.head.ask(rows[: key.packet.rows - key.packet.chunks], self.tables, key.batch.places - 1)
         batch = split_groups(self.begin(key, at.words), self.cache)
         if key.adapters:
             batch = with_adapters(batch, self.tables)
@@ -203,5 +203,5 @@ class StepProgram:
 def newest(length: Tensor, width: int, most: int) -> Tensor:
     """Return the places of the last `width` tokens and the next `width` - 1 drafts in histories of `most` places, by
     the rows' lengths [B]: int64 [B, 2 * width - 1]."""
-    first = (length.long() - width).clamp(0, most - 2 * width + 1)
-    return first[:, None] + torch.arange(2 * width - 1, device=length.device)
+    places = length.long()[:, None] + torch.arange(-width, width - 1, device=length.device)
+    return places.clamp(0, most - 1)  # at either end some are listed twice

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from gapless.base.records import Request
+from gapless.base.share import Share
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.memory.groups import PageGroup
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
@@ -20,9 +23,13 @@ PRIME = 2**31 - 1
 
 
 class ChecksumModel:
-    """Implements `Model` over integers. One layer; an entry is one int64."""
+    """Implements `Model` over integers. One layer; an entry is one int64.
+
+    Each rank of a group keeps a part of every entry, in memory of its own, and computes some columns of the logits.
+    """
 
     bounded = True
+    group: Group = ONE_RANK
     dtype = torch.float32
 
     def __init__(self, vocab_size: int = 97, max_model_len: int = 256) -> None:
@@ -47,13 +54,14 @@ class ChecksumModel:
         size = cache.page_size
         entries = cache.data[:, 0, 0, :, 0, 0]  # [pages, page_size]
         page, offset = inputs.slots // size, inputs.slots % size
-        entries[page, offset] = self.entries(inputs)
+        entries[page, offset] = part(self.entries(inputs), self.group.share)
         device = inputs.ids.device
         owner = owners(plan, device)
         readable = entries[pages_read(inputs, size)].flatten(1)[owner]  # [T, positions]
         position = torch.arange(readable.shape[1], device=device)
         terms = readable * weight(position) % PRIME
-        return torch.where(self.reads(position, inputs.positions[:, None]), terms, 0).sum(1, keepdim=True) % PRIME
+        fold = torch.where(self.reads(position, inputs.positions[:, None]), terms, 0).sum(1, keepdim=True) % PRIME
+        return self.group.add(fold) % PRIME
 
     def reads(self, position: Tensor, own: Tensor) -> Tensor:
         """bool: whether the token at `own` reads the entry at `position`."""
@@ -63,16 +71,29 @@ class ChecksumModel:
         """int64 [T]: the KV entry of each token."""
         return entry(inputs.ids, inputs.positions)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """float32 [N, vocab]: 1 at the next token."""
         token = next_token(hidden, self.vocab_size)
         return torch.zeros(hidden.shape[0], self.vocab_size, device=hidden.device).scatter_(1, token, 1.0)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        scores, (rank, world) = self.scores(hidden), self.group.share
+        if world == 1:
+            return scores
+        first, last = rank * self.vocab_size // world, (rank + 1) * self.vocab_size // world
+        return self.group.gather(scores[:, first:last].contiguous(), scores[:, : 0 if rank else None].clone())
 
     def write_logits(self, hidden: Tensor, out: Tensor) -> None:
         out.copy_(self.logits(hidden))
 
     def first_layers(self) -> Self:
         return self
+
+
+def part(entries: Tensor, share: Share) -> Tensor:
+    """Return a rank's part of entries. The parts of all ranks add up to the entries, modulo PRIME."""
+    others = [(entries * 16_807 * rank + 7_919) % PRIME for rank in range(1, share.world)]
+    return others[share.rank - 1] if share.rank else (entries - sum(others)) % PRIME if others else entries
 
 
 def pages_read(inputs: StepInputs, page_size: int) -> Tensor:

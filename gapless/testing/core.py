@@ -45,7 +45,7 @@ def fake_logprobs(scored: list[tuple[int, int, int]], vocab_size: int) -> StepLo
 class _Row:
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.count = 0
+        self.count = len(request.known) - len(request.tokens)
 
 
 class FakeCore:
@@ -87,7 +87,7 @@ class FakeCore:
         self.bell = Bell()
 
     def submit(self, request: Request) -> None:
-        if len(self._waiting) >= self._max_queue:
+        if len(self._waiting) >= self._max_queue and request.output is None:
             raise QueueFullError(f"{self._max_queue} requests are waiting; try again later")
         if request.max_len > self.info.max_model_len + 1:  # a prompt that fills it can be scored
             raise RequestError(f"{request.max_len} tokens do not fit into {self.info.max_model_len}", "max_tokens")

@@ -203,7 +203,7 @@ class SimDevice(HostMemoryDevice):
     def advance(self, ops: int) -> int:
         """Run up to `ops` ready operations, in an order the seed decides; returns how many ran."""
         for count in range(ops):
-            if not (ready := self._ready()):
+            if not (ready := self.ready()):
                 return count
             self.execute(self._random.choice(ready))
         return ops
@@ -212,7 +212,7 @@ class SimDevice(HostMemoryDevice):
         """Let the host's time pass at a call of its own; the adversary may move streams."""
         assert not self._inside, "a program may not launch, record, wait or ask the time"
         self.host_now += TICK_NS
-        for stream in self.adversary.moves(self._ready):
+        for stream in self.adversary.moves(self.ready):
             if self.fault.error is None:
                 self.execute(stream)
 
@@ -232,11 +232,17 @@ class SimDevice(HostMemoryDevice):
             if bell is not None and bell.rung:
                 self.host_now = max(self.host_now, self.bell.at)
                 return False
-            ready = self._ready()
-            assert ready, self._deadlock(fence)
-            self.execute(self.adversary.forced(ready, self._needed(fence, ready)))
+            assert self.force(fence) is not None, self.deadlock(fence)
         self.host_now = max(self.host_now, fence.at)
         return True
+
+    def force(self, fence: SimFence | None = None) -> SimStream | None:
+        """Run one ready operation while the host waits, for `fence` if there is one; return its stream."""
+        if not (ready := self.ready()):
+            return None
+        stream = self.adversary.forced(ready, self._needed(fence, ready) if fence else self._random.choice(ready))
+        self.execute(stream)
+        return stream
 
     def run_until_rung(self, seconds: float) -> bool:
         """Run ready operations, in the adversary's order, until the bell is rung or `seconds` of host time are over.
@@ -245,15 +251,14 @@ class SimDevice(HostMemoryDevice):
         """
         end = self.host_now + round(seconds * 1e9)
         while not self.bell.rung and self.host_now < end:
-            if ready := self._ready():
-                stream = self.adversary.forced(ready, self._random.choice(ready))
-                self.execute(stream)
-            self.host_now = max(self.host_now, stream.now if ready else end)
+            moved = self.force()
+            self.host_now = max(self.host_now, moved.now if moved else end)
         self.host_now = max(self.host_now, self.bell.at)
         self.fault.check()
         return self.bell.rung
 
-    def _ready(self) -> list[SimStream]:
+    def ready(self) -> list[SimStream]:
+        """Return the streams that can move."""
         if self.fault.error is not None:
             return []
         return [stream for stream in self.streams if stream.queue and stream.awaited() is None]
@@ -263,7 +268,6 @@ class SimDevice(HostMemoryDevice):
         stream = fence.stream
         while (awaited := stream.awaited()) is not None:
             stream = awaited.stream
-        # A stream of another device cannot be moved from here.
         return stream if stream in ready else ready[0]
 
     def execute(self, stream: SimStream) -> None:
@@ -296,6 +300,7 @@ class SimDevice(HostMemoryDevice):
         finally:
             self._inside = False
 
-    def _deadlock(self, fence: SimFence) -> str:
+    def deadlock(self, fence: SimFence) -> str:
+        """Describe a wait that cannot end."""
         heads = "; ".join(stream.head() for stream in self.streams)
         return f"deadlock: a fence of {fence.stream.name} is waited for and no stream can move. Heads: {heads}"

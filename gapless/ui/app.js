@@ -124,8 +124,9 @@ async function showServer() {
   const [server, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
   settings.show(server);
   info = server.info ?? {};
-  const { model, device, dtype, depth } = info;
-  const facts = [models.data[0]?.id ?? model, device, dtype, depth && `depth ${depth}`, `gapless ${server.version}`];
+  const { model, device, dtype, depth, ranks } = info;
+  const name = models.data[0]?.id ?? model;
+  const facts = [name, device, ranks > 1 && `${ranks} ranks`, dtype, depth && `depth ${depth}`, `gapless ${server.version}`];
   setText(byId("model"), facts.filter(Boolean).join(" · "));
 }
 

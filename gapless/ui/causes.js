@@ -11,7 +11,7 @@ export const CAUSES = [
   { key: "capture", name: "capture", mark: "P", help: "the host captured a graph, and the device had to come to rest for it", mend: "none: it ends once the shapes of your load have graphs; an engine at rest captures without making anybody wait" },
   { key: "grammar", name: "grammar", mark: "G", help: "a step gave no row a token, since the masks of all were late", mend: "use simpler schemas, expressions or functions, and free a core for the threads that write masks" },
   { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before, or pages of a KV tier, were still on their way", mend: "raise --depth; if KV tiers load much, use a faster or a larger one" },
-  { key: "ranks", name: "ranks", mark: "R", help: "a step waited for the other ranks", mend: "see which lane of a rank has the fewest gaps, since the others wait for that rank: give its process a core and its device no other work; fewer ranks wait less" },
+  { key: "ranks", name: "ranks", mark: "R", help: "a step waited for the other ranks", mend: "the rank whose lane has no gaps keeps the others waiting: free a core for it, or its device of other work" },
   { key: "no_work", name: "no work", mark: "–", help: "there was nothing to run: idle, but not a bubble", mend: "send more requests at a time" },
 ];
 

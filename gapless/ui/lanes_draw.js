@@ -151,7 +151,7 @@ function drawComputeText(ctx, picture, lane, top) {
   ctx.textAlign = "center";
   ctx.fillStyle = colour("--on-busy");
   for (const step of picture.steps) {
-    const [left, right] = inside(picture, step.start, step.end);
+    const [left, right] = inside(picture, step.start, step.end - (step.waits[0] ?? 0));
     if (right - left > 46) ctx.fillText(String(step.step), (left + right) / 2, middle);
   }
   ctx.fillStyle = colour("--on-cause");

@@ -20,6 +20,7 @@ const ROWS = [
   ["Weights", ({ info }) => (info.dtype in WIDTHS ? `${bytes(info.parameters * WIDTHS[info.dtype])} in ${info.dtype}` : null)],
   ["KV pages", ({ samples: { memory }, info }) => (memory.kv ? `${bytes(memory.kv)} on ${info.device}` : null)],
   ["Steps", ({ samples, stats }) => `${rate(samples.mean("steps", RECENT))} a second, ${count(stats.queue.in_flight)} of ${count(stats.queue.depth)} in flight`],
+  ["Ranks", ({ stats, info }) => (info.ranks > 1 ? `${info.ranks}, ${stats.ranks.lag.slice(1).map(count).join(", ")} steps behind` : null)],
   ["Adapters", ({ info }) => (info.adapters?.length ? `${info.adapters.length}: ${info.adapters.join(", ")}` : null)],
   ["Right drafts", drafts],
   ["Forms of output", ({ stats: { grammars } }) => (grammars.compiled + grammars.hits ? `${count(grammars.compiled)} compiled, ${count(grammars.hits)} kept, ${count(grammars.waiting)} waiting` : null)],

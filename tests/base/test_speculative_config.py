@@ -46,7 +46,7 @@ def test_one_bound_of_a_match_is_taken_for_both(fields, bounds):
 def test_a_drafter_runs_on_one_device():
     assert parse(draft_tensor_parallel_size=1) == parse(draft_tensor_parallel_size=None) == SpeculativeConfig()
     with pytest.raises(
-        ConfigError, match=r"draft_tensor_parallel_size must be 1, since a model has one device here, got 2"
+        ConfigError, match=r"draft_tensor_parallel_size must be 1, since a drafter has one device here, got 2"
     ):
         parse(draft_tensor_parallel_size=2)
 

@@ -62,6 +62,8 @@ def sample(spec: Spec) -> tuple[str, Any]:
         return "host:1GiB", ("host:1GiB",)
     if spec.field in ("kv_peers", "kv_peer_listen"):
         return "unix:/kv", ("unix:/kv",) if spec.many else "unix:/kv"
+    if spec.field == "device_ids":
+        return "1", "1"
     if spec.many:
         return "name=module:word", ("name=module:word",)
     if spec.field == "speculative_config":
@@ -203,7 +205,7 @@ def test_each_row_about_other_engines_is_still_true():
 
 
 def test_a_flag_without_its_value_is_named():
-    for words in (["--tp"], ["--tp", "--port", "1"], ["--speculative-config.method"]):
+    for words in (["--pp-size"], ["--pp-size", "--port", "1"], ["--speculative-config.method"]):
         with pytest.raises(UsageError, match=f"^{words[0]}: expected a value$"):
             reader(*words)
     with pytest.raises(UsageError, match=r"^--kv-offloading-backend is not accepted"):
@@ -251,7 +253,7 @@ def test_a_switch_takes_a_word_for_its_state():
     assert reader("--enable-sleep-mode=false", "--no_enable_lora", "--no-enable-expert-parallel").notes == [
         "--no-enable-sleep-mode changes nothing: it is off",
         "--no-enable-lora changes nothing: adapters are served as soon as --lora-modules or --lora-dir names some",
-        "--no-enable-expert-parallel changes nothing: a model has one device here",
+        "--no-enable-expert-parallel changes nothing: an engine has the ranks of --tensor-parallel-size, on one host",
     ]
     with pytest.raises(UsageError, match=r"^--no-enable-chunked-prefill is not accepted: chunked prefill cannot"):
         reader("--enable-chunked-prefill=False")
@@ -290,7 +292,7 @@ def test_every_variable_of_the_table_has_a_description():
 
 def test_a_config_file_may_have_keys_of_other_engines(tmp_path):
     keys = {
-        "tensor-parallel-size": 1,
+        "pipeline-parallel-size": 1,
         "enable-auto-tool-choice": True,
         "kv-offloading-size": 2,
         "async_scheduling": True,

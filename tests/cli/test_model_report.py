@@ -6,9 +6,13 @@ import json
 
 import pytest
 
-from gapless.cli import checks
+from gapless.base import host
+from gapless.base.config import EngineConfig
+from gapless.cli import checks, rank_report
 from gapless.cli.main import main
 from gapless.cli.model_report import rows
+from gapless.cli.rank_report import rank_rows
+from gapless.device import CudaDevice
 from gapless.model import registry
 from gapless.model.config import read_model_config
 
@@ -81,9 +85,54 @@ def test_doctor_reports_a_refused_model_in_one_line_and_fails(tmp_path, monkeypa
     assert check["detail"].startswith(f"refused: {tmp_path / 'config.json'}: model_type keeps a state")
 
 
-def test_doctor_reports_a_missing_tokenizer_after_the_model(tmp_path):
-    from gapless.base.config import EngineConfig
+def rank_lines(directory, **fields):
+    config = EngineConfig(model=str(directory), device="cpu", **fields)
+    return list(rank_rows(config, read_model_config(directory)))
 
+
+def test_the_share_of_each_rank_is_reported_with_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
+    first, second, refused, links = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=2)
+    # Of 4 heads, 2 of keys and values, 48 units and 100 tokens. In a layer half the products, and whole norms.
+    layer = 2 * (32 * (16 + 8 + 8) + 32 + 32 * 16 + 32 * 48 + 32 * 24) + 2 * 4 * 32
+    of_layers = "heads {} of 4, heads of keys and values {} of 2, MLP units {} of 48, tokens {} of 100; {:.0f} kB of"
+    tokens = 2 * 2 * 32
+    assert first[:2] == ("rank 0", "ok") and second[:2] == ("rank 1", "ok")
+    assert first[2].startswith(of_layers.format("0 to 1", 0, "0 to 23", "0 to 63", (4 * layer + 64 * tokens) / 1e3))
+    assert second[2].startswith(of_layers.format("2 to 3", 1, "24 to 47", "64 to 99", (4 * layer + 36 * tokens) / 1e3))
+    assert first[2].endswith("weights in bfloat16, 2,048 bytes a page of 16 tokens")  # of 256 bytes a token
+    assert refused[1] == "ok" and "lora_modules, adapters do not work" in refused[2]
+    assert links == ("links", "ok", "2 ranks share the host's memory, and its 2 usable cores")
+    monkeypatch.setattr(host, "usable_cores", lambda: 1)
+    assert rank_lines(tmp_path, tensor_parallel_size=2)[-1][1] == "warn"
+
+
+def test_ranks_that_a_model_does_not_divide_by_are_refused_by_name(tmp_path):
+    ((name, status, text),) = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=3)
+    assert (name, status) == ("ranks", "fail")
+    assert text == "refused: tensor_parallel_size: 4 heads cannot be shared by 3 ranks: 1, 2 or 4 can"
+
+
+@pytest.mark.parametrize(
+    ("ids", "apart", "wanted"),
+    [
+        ("0,1", (), [("ok", "the devices reach each other's memory")]),
+        ("0,1", [(1, 0)], [("fail", "CUDA devices 0 and 1 do not reach each other's memory")]),
+        ("1,1", (), [("warn", "unless NVIDIA's MPS runs"), ("ok", "")]),
+        ("0,2", (), [("fail", "there is no CUDA device 2, torch sees 2: name others by --device-ids")]),
+    ],
+)
+def test_links_between_the_devices_of_ranks_are_reported(tmp_path, monkeypatch, ids, apart, wanted):
+    monkeypatch.setattr(rank_report, "device_class", lambda name: CudaDevice)
+    monkeypatch.setattr(rank_report, "gpus", lambda: [("H", 1)] * 2)
+    monkeypatch.setattr(rank_report, "reaches", lambda one, other: (one, other) not in apart)
+    lines = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=2, device_ids=ids)[3:]
+    assert [(status, text.endswith(end)) for (_, status, text), (_, end) in zip(lines, wanted, strict=True)] == [
+        (status, True) for status, _ in wanted
+    ]
+
+
+def test_doctor_reports_a_missing_tokenizer_after_the_model(tmp_path):
     found = list(checks.model(EngineConfig(model=str(write(tmp_path, QWEN2)))))
     assert [check.name for check in found][:2] == ["architecture", "computed by"]
     assert found[-1].status == "fail" and "tokenizer.json" in found[-1].detail

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 from adapter_files import write_adapter
@@ -13,6 +15,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, RequestError
 from gapless.base.records import PageChange
 from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import AdapterChange
 from gapless.model.adapters import WEIGHTS
 from gapless.model.config import read_model_config, resolve_model_dir
@@ -177,3 +180,23 @@ async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
         loader = engine.core.loop.parts.adapters
         assert not loader.names and not loader.contents and not loader.slots.held
         assert sorted(loader.slots.unused) == [1, 2] and len(engine.core.loop.rows.slots) == 1
+
+
+@pytest.mark.process
+async def test_an_engine_that_follows_one_that_died_has_its_adapters_and_goes_on_with_their_requests(folder, wanted):
+    config = EngineConfig("demo", **OPTIONS, lora_dir=str(folder / "here"), num_gpu_blocks_override=40)
+    backend = ProcessBackend(config)
+    async with AsyncLLM.from_config(config, backend) as llm:
+        for name in ("one", "two"):
+            await llm.change_adapter(AdapterChange(name, str(folder / "here" / name)))
+        streams = {name: await llm.open(PROMPT, LONG, adapter=name) for name in ("", "one", "two")}
+        for stream in streams.values():
+            await stream.next()
+        await llm.change_adapter(AdapterChange("two", str(folder / "here" / "three"), in_place=True))
+        os.kill(backend.pid, signal.SIGKILL)
+        for name in ("", "one"):
+            assert (await whole(streams[name]))[0].token_ids == wanted[name]
+        with pytest.raises(EngineDeadError, match="the adapter 'two' has changed since"):
+            await whole(streams["two"])
+        assert set(llm.info.adapters) == {"one", "two"}
+        assert (await run(llm, "two", LONG))[0] == wanted["three"]

@@ -42,12 +42,12 @@ def test_a_dtype_of_torch_is_read_by_its_name():
 
 
 def test_an_argument_that_changes_nothing_is_logged(caplog):
-    given = {"tensor_parallel_size": 1, "trust_remote_code": True, "swap_space": 4}
+    given = {"pipeline_parallel_size": 1, "trust_remote_code": True, "swap_space": 4}
     unasked = {"enable_lora": False, "quantization": None, "enable_sleep_mode": False}
     with caplog.at_level(logging.WARNING, "gapless"):
         assert make_config("m", {**given, **unasked}) == EngineConfig(model="m")
     assert [record.getMessage().split("=")[0] for record in caplog.records] == list(given)
-    assert "tensor_parallel_size=1 changes nothing: a model has one device here" in caplog.text
+    assert "pipeline_parallel_size=1 changes nothing: an engine has the ranks of " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,21 @@ def test_an_argument_that_changes_nothing_is_logged(caplog):
         ({"max_model_length": 3}, r"^unknown engine argument 'max_model_length'; did you mean max_model_len\?$"),
         ({"zzzz": 3}, r"^unknown engine argument 'zzzz'; known: model, tokenizer, "),
         (
-            {"tensor_parallel_size": 2},
-            "^tensor_parallel_size=2 is not available in gapless yet: a model has one",
+            {"pipeline_parallel_size": 2},
+            "^pipeline_parallel_size=2 is not available in gapless yet: an engine has the ranks",
+        ),
+        ({"tensor_parallel_size": 0}, "^tensor_parallel_size must be a whole number from 1 to 16, got 0$"),
+        ({"tensor_parallel_size": 2, "device_ids": [0]}, "^device_ids must be 2 numbers, one for each rank"),
+        (
+            {"tensor_parallel_size": 2, "lora_dir": "/l"},
+            "^lora_modules: adapters do not work with tensor_parallel_size",
+        ),
+        ({"tensor_parallel_size": 2, "kv_tiers": ("host:1GiB",)}, "^kv_tiers: copies of KV pages beyond the device do"),
+        ({"tensor_parallel_size": 2, "weights_dir": "/w"}, "^weights_dir: updates of weights do not work with"),
+        ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "^model_impl: the Transformers backend does not"),
+        (
+            {"tensor_parallel_size": 2, "speculative_config": {"method": "eagle3"}},
+            "^speculative_config: heads and draft models do not work with tensor_parallel_size above 1 yet: leave",
         ),
         ({"enable_lora": "yes"}, "^enable_lora='yes' is not accepted: it takes true or false$"),
         ({"max_loras_per_batch": "two"}, "^max_loras_per_batch must be a whole number, got 'two'$"),

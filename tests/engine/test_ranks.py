@@ -68,7 +68,9 @@ def test_three_ranks_share_heads_and_a_vocabulary_that_does_not_divide(tmp_path)
     changes = {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 576}
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     options = OPTIONS | {"model": str(tmp_path), "load_format": "dummy", "tokenizer": str(weights_dir()), "seed": 3}
-    params = [SamplingParams(temperature=float(seed % 2), seed=seed, max_tokens=20, ignore_eos=True) for seed in range(9)]
+    params = [
+        SamplingParams(temperature=float(seed % 2), seed=seed, max_tokens=20, ignore_eos=True) for seed in range(9)
+    ]
     tokens = []
     for ranks in (1, 3):
         with LLM(**options, tensor_parallel_size=ranks) as llm:

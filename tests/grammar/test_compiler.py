@@ -13,7 +13,7 @@ from walks import demo
 
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import NO_TOKENS, Request
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar import compiler as compiler_module
 from gapless.grammar import kept
@@ -233,8 +233,9 @@ def test_more_requests_than_there_is_room_for_are_refused(compiling):
     compiler.submit(request(2))
     with pytest.raises(QueueFullError, match="2 requests wait for their grammars"):
         compiler.submit(request(3))
+    compiler.submit(request(4)._replace(output=NO_TOKENS))  # of an engine that died
     gate.opened.set()
-    assert len(ready(compiler, gate, 2)) == 2
+    assert len(ready(compiler, gate, 3)) == 3
     compiler.submit(request(3))
     assert len(ready(compiler, gate, 1)) == 1
 

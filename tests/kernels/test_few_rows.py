@@ -84,6 +84,30 @@ def check_operators(device: str, dtype: torch.dtype, shape: Shape) -> None:
     ops = few_rows.FewRowsOps(before.clone(), rows, EPS)
     assert ops.add(x, product, norm) is norm
     close(ops.x, before.double() + expected(x, layer, None))
+    check_shared(x, before, product, norm)
+
+
+class EqualRanks:
+    """Two ranks with equal parts, seen by one."""
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x.add_(2 * y)
+        return few_rows.triton_rms_norm(x, weight, eps)
+
+
+def check_shared(x: Tensor, before: Tensor, product: LayerProduct, norm: Tensor) -> None:
+    """The operations of a rank with a share of the layer."""
+    rows, layer = LayerRows(*[torch.empty(0)] * 4), product.linear
+    assert isinstance(layer, TorchLinear)
+    ops = few_rows.SharedFewRowsOps(EqualRanks(), x.clone(), rows, EPS)  # type: ignore[arg-type]
+    normed = ops.norm(norm)
+    close(ops.product(normed, product), expected(normed, layer, None))
+    close(ops.gated(normed, product), gated_by(expected(normed, layer, None)))
+    after = torch.ones(len(layer.weight), device=x.device)
+    ops = few_rows.SharedFewRowsOps(EqualRanks(), before.clone(), rows, EPS)  # type: ignore[arg-type]
+    y = ops.end(ops.add(x, product, after))
+    close(ops.x, before.double() + 2 * expected(x, layer, None))
+    close(y, few_rows.triton_rms_norm(ops.x, after, EPS).double())
 
 
 def check_alone(device: str, dtype: torch.dtype, shape: Shape) -> None:

@@ -50,13 +50,14 @@ class Outage(NamedTuple):
         return reply.began < self.ended and reply.ended > self.began
 
 
-def questions(count: int = 12) -> list[Question]:
-    """Prompts of some hundred tokens, with the answers of a plain engine that nothing interrupts."""
+def questions(count: int = 12, length: int = 40, least: int = 8) -> list[Question]:
+    """Prompts of some hundred tokens, or of `length` sums, with the answers of a plain engine that nothing
+    interrupts: `least` tokens and more."""
     prompts = [
-        " ".join(f"{number + place} + {place} = {number + 2 * place}." for place in range(40))
+        " ".join(f"{number + place} + {place} = {number + 2 * place}." for place in range(length))
         for number in range(0, 10 * count, 10)
     ]
-    tokens = [8 + 4 * place for place in range(count)]
+    tokens = [least + 4 * place for place in range(count)]
     with LLM("demo", batch_invariant=True) as llm:
         answers = llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=most) for most in tokens])
     ends = [answer.outputs[0] for answer in answers]

@@ -54,9 +54,11 @@ class Pair(Server):
         "from gapless.cli.main import main; sys.exit(main())",
     )
 
+    flags = FLAGS
+
     def __init__(self, port: int = 0) -> None:
         self.port = port or free_port()
-        super().__init__(*FLAGS, "--port", str(self.port))
+        super().__init__(*self.flags, "--port", str(self.port))
         found = {name: re.search(rf"  {name} \d+ at (\S+)", "".join(self.greeting)) for name in SIDES.values()}
         self.paths = {name: match[1] for name, match in found.items() if match}
         self.sides = {

@@ -21,10 +21,13 @@ from kills.clients import Clients, Question, questions
 from kills.holdings import Ward
 from kills.pair import PARTS, SIDES, Pair, kill_router, kill_side
 from kills.stores import DURABLE, Tiered, found_again, kill_store, start
+from kills.streams import HEAD, BothSides, OneDevice, of_streams
 from tier_servers import lmcache_server, redis_server
 
 STORES = {"redis": lambda folder: redis_server(folder, *DURABLE), "lmcache": lmcache_server}
-TARGETS = (*SIDES.values(), "router", *STORES)
+STREAMS = {"streams": OneDevice, "pair streams": BothSides}
+"""Targets that keep many streams open, and what is killed under them"""
+TARGETS = (*SIDES.values(), "router", *STORES, *STREAMS)
 WARM = 60
 """Answers after which tiers are full"""
 MANY, FEW = 1_000_000, 6
@@ -133,16 +136,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="kills of each (default: 10)")
     parser.add_argument("--only", default=",".join(TARGETS), help=f"targets, from {', '.join(TARGETS)} (default: all)")
+    parser.add_argument("--open", type=int, default=1000, help="streams that are open at each kill (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of kill times and questions (default: 0)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers end with it
     targets = args.only.split(",")
     if unknown := {*targets} - {*TARGETS}:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")
-    asked, verdicts, begin = questions(), [], time.monotonic()
+    asked, verdicts, begin, survived = questions(), [], time.monotonic(), []
     for target in targets:
         print(f"{target}:", flush=True)
         try:
+            if target in STREAMS:
+                texts = questions(length=20, least=16)
+                survived.append(of_streams(target, STREAMS[target](), args.rounds, texts, args.open, args.seed))
+                continue
             if target in STORES:
                 verdict = of_store(target, args.rounds, asked, args.seed)
             elif target == "router":
@@ -156,10 +164,13 @@ def main() -> int:
             verdict = Verdict(target, 0, 0, 0, 0.0, {}, [str(error)])
         verdicts.append(verdict)
         print(*(f"  {fault}\n" for fault in verdict.faults[:10]), sep="", flush=True)
+    if survived:
+        print(HEAD, *survived, sep="\n")
+        print(*(f"  {fault[:300]}" for one in survived for fault in one.faults[:10]), sep="\n")
     print("| killed | kills | answers | failed | longest until back | growth, MiB | found again | faults |")
     print("|---|---:|---:|---:|---:|---|---:|---:|", *verdicts, sep="\n")
     print(f"{time.monotonic() - begin:.0f} s")
-    return 1 if any(verdict.faults for verdict in verdicts) else 0
+    return 1 if any(verdict.faults for verdict in [*verdicts, *survived]) else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import pytest
 from kills.clients import Clients, Outage, Question, Reply, fault_of, questions
 from kills.holdings import PINNED, SLACK, Holdings, Ward, busy_series
 from kills.stores import DURABLE, Tiered, keys_of, kill_store, start
+from kills.streams import BothSides, OneDevice, of_streams
+from sharpest import sharpest
 from tier_rig import setup_of, stored
 from tier_servers import redis_server
 
@@ -34,6 +36,14 @@ def test_redis_killed_under_load_costs_no_answer_and_no_page_that_it_acknowledge
     finally:
         server.close()
         store.kill()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("server", "count"), sharpest([(OneDevice, 60), (BothSides, 40)], mark="seeds"))
+def test_engines_killed_under_open_streams_cost_none_of_them(server, count):
+    found = of_streams("engine", server(), 2, questions(6, length=20, least=16), count, 1)
+    assert not found.faults and found.streams >= found.open_at_kills > count and found.resumed["lost"] == 0
+    assert found.resumed["finished"] > count / 2
 
 
 @pytest.mark.net

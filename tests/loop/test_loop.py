@@ -6,6 +6,7 @@ import sys
 import threading
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from harness import (
@@ -574,6 +575,22 @@ def test_a_full_queue_refuses_and_the_others_go_on():
         loop.turn()
     check_at_rest(loop)
     assert finish(loop, request(3, [3], 4)) == [continue_prompt([3], 4, VOCAB)]
+
+
+@pytest.mark.parametrize("had", [0, 1, 3])
+def test_requests_of_an_engine_that_died_are_queued_beyond_the_limit_and_go_on_after_their_tokens(had):
+    loop = checksum_loop(SimDevice(7), SHAPE._replace(rows=2, queue=1), 2)
+    whole = {key: continue_prompt([key + 1, 2, 3], 6, VOCAB) for key in range(8)}
+    for key, tokens in whole.items():
+        loop.submit(request(key, [key + 1, 2, 3], 6)._replace(output=np.array(tokens[:had], np.int32)))
+    found = {key: tokens[:had] for key, tokens in whole.items()}
+    while loop.has_work():
+        for settled in loop.turn().tokens:
+            for key, token, _ in settled.entries():
+                found[key] = [*found[key], token]
+    assert found == whole
+    assert loop.counters.admitted_tokens == (0 if had else 8 * 3)
+    check_at_rest(loop)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,11 @@ def test_layers_of_two_models_share_pages_without_a_byte_in_common(model, draft,
     large, small = (
         resized(DEMO, layers, heads=heads, kv_heads=heads, head_dim=size) for layers, heads, size in (model, draft)
     )
-    share, drafted, own_layers = PageShare.of(large, small, kind), small.spec.layer.attention, len(small.spec.layers)
+    share, drafted, own_layers = (
+        PageShare.of(large.spec, small.spec, kind),
+        small.spec.layer.attention,
+        len(small.spec.layers),
+    )
     layers, heads, size = model
     layout = KVLayout(kind, heads, size, torch.float32)
     cache = KVCache.of(layout.shape(3, layers + share.spare, 4), layout.stored, torch.device("cpu"))

@@ -38,15 +38,15 @@ class Ends:
 
     def __init__(self):
         self.news = asyncio.Queue()
-        self.started = self.tokens = self.refused = lambda *given: None
+        self.started = self.tokens = self.refused = self.came_up = lambda *given: None
 
-    def died(self, error):
+    def broke(self, error):
         self.news.put_nowait(error)
 
 
 async def test_row_065_a_wedged_engine_is_seen_and_named():
     """The engine was blocked at no tokens a second while its metrics page said 200. Here the engine's process notices
-    that one turn of its loop does not come back, says so in its last words, and open requests end at once."""
+    that one turn of its loop does not come back, says so in its last words, and open requests wait for the next one."""
     spawn = asyncio.create_subprocess_exec
 
     async def with_little_grace(program, *arguments, **options):

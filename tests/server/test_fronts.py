@@ -82,7 +82,7 @@ class Engine:
 
     def __init__(self, error=None):
         self.error, self.taken = error, []
-        self.info, self.last_death = INFO, None
+        self.info, self.last_death, self.given_up = INFO, None, False
 
     def ready(self):
         return self.error is None
@@ -177,6 +177,21 @@ async def test_a_request_that_the_engine_cannot_take_is_refused_under_its_fronts
     await rig.say(2, add(5))
     ((refused,),) = rig.frames(2)
     assert refused.key == 5 and str(refused.error) == "the engine is not running" and not rig.frames(1)
+
+
+@running
+async def test_requests_sent_before_a_front_hears_of_a_death_are_left_to_be_sent_again(rig):
+    rig.engine.error = rig.engine.last_death = EngineDeadError("killed")
+    rig.fronts.engine_changed()
+    await rig.say(1, add(5))
+    rig.engine.error = None
+    rig.fronts.engine_changed()
+    await rig.say(1, add(6))
+    assert not rig.engine.taken
+    (down,), (ready,) = rig.frames(1)
+    assert down == links.EngineDown("the engine died: killed", False) and ready == m.Ready(INFO)
+    await rig.say(1, links.DownNoted(), add(5), add(6))
+    assert [message.key for message in rig.engine.taken] == [key(1, 5), key(1, 6)]
 
 
 RECORD = RequestRecord("cmpl-1", (1, 2), 5, 0, 0, 0, 3, 0, 0, "waiting", None)

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -156,6 +157,7 @@ class Long:
 
     def __init__(self, running, tokens=900):
         self.ends, self._begun = [None] * FRONTS, threading.Semaphore(0)
+        self.texts = [""] * FRONTS
         works = enumerate(running.server.url for _ in running.pids)
         self._threads = [threading.Thread(target=self._read, args=(running, tokens, number)) for number, _ in works]
         for thread in self._threads:
@@ -164,7 +166,7 @@ class Long:
             assert self._begun.acquire(timeout=60)
 
     def _read(self, running, tokens, number):
-        body = {"prompt": "hi", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {"prompt": "hi", "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 1}
         headers = {"x-request-id": f"long-{number}"}
         with running.clients[number].stream("POST", COMPLETIONS, json=body, headers=headers) as answer:
             for line in answer.iter_lines():
@@ -172,6 +174,7 @@ class Long:
                     if self.ends[number] is None:
                         self._begun.release()
                     self.ends[number] = json.loads(line[6:])
+                    self.texts[number] += "".join(one["text"] for one in self.ends[number].get("choices", ()))
 
     def join(self):
         for thread in self._threads:
@@ -231,14 +234,31 @@ def test_the_access_log_has_one_line_for_each_request_whichever_front_answers(mo
         ]
 
 
-def test_an_engine_that_dies_ends_the_streams_of_all_fronts_and_another_serves_them(model):
+def test_an_engine_that_dies_is_followed_by_one_where_the_streams_of_all_fronts_go_on(model):
+    with fronts(model, pace=0.01) as running:
+        streams = Long(running, 300)
+        os.kill(running.engine, signal.SIGKILL)
+        assert streams.reasons() == ["length"] * FRONTS
+        body = {"prompt": "hi", "max_tokens": 300, "ignore_eos": True, "seed": 1}
+        for client in running.clients:
+            assert client.get("/health").status_code == 200
+            assert client.post(COMPLETIONS, json=body).json()["choices"][0]["text"] == streams.texts[0]
+        assert streams.texts == streams.texts[:1] * FRONTS
+        for client in running.clients:
+            counted = partial(count, client.get("/metrics").text, "gapless:requests_resumed_total")
+            assert counted(outcome="finished") == FRONTS
+
+
+def test_the_streams_of_all_fronts_end_when_no_engine_follows_one_that_died(model):
     with fronts(model, pace=0.01) as running:
         streams = Long(running)
-        os.kill(running.engine, signal.SIGKILL)
+        for _ in range(3):
+            below = partial(tree, running.server.popen.pid)
+            engine = until(lambda below=below: [pid for pid in below() if "testing.worker" in command_of(pid)])
+            os.kill(engine[0], signal.SIGKILL)
+            until(lambda engine=engine: gone(engine[0]))
         assert [end["error"]["code"] for end in streams.join()] == ["engine_dead"] * FRONTS
-        for client in running.clients:
-            until(lambda client=client: client.get("/health").status_code == 200)
-            assert client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 5}).status_code == 200
+        assert running.server.popen.wait(60) == 1
 
 
 def test_sigterm_lets_the_running_finish_at_each_front(model):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -34,7 +35,7 @@ class Streams:
     """Streams that are read on threads; `endings` holds the last event of each."""
 
     def __init__(self, server, count, tokens=1000):
-        self.endings = []
+        self.endings, self.texts = [], []
         self._first = threading.Barrier(count + 1)
         self._url = server.url
         self._tokens = tokens
@@ -44,14 +45,16 @@ class Streams:
         self._first.wait(60)
 
     def _read(self):
-        fields = {"prompt": "hi", "max_tokens": self._tokens, "ignore_eos": True, "stream": True}
+        fields = {"prompt": "hi", "max_tokens": self._tokens, "ignore_eos": True, "stream": True, "seed": 1}
         with httpx.Client(timeout=60) as client, client.stream("POST", self._url + "/v1/completions", json=fields) as r:
             lines = (line for line in r.iter_lines() if line)
             seen = [next(lines)]
             self._first.wait(60)
             seen.extend(lines)
         assert seen[-1] == "data: [DONE]"
-        self.endings.append(json.loads(seen[-2][6:]))
+        events = [json.loads(line[6:]) for line in seen[:-1]]
+        self.endings.append(events[-1])
+        self.texts.append("".join(choice["text"] for event in events for choice in event.get("choices", ())))
 
     def join(self):
         for thread in self._threads:
@@ -81,24 +84,64 @@ def test_the_curl_line_of_the_banner_can_be_run(model):
         assert "Traceback" not in server.popen.stderr.read()
 
 
-def test_an_engine_killed_during_sixteen_streams_ends_them_with_an_error(model):
+def test_an_engine_killed_during_sixteen_streams_is_followed_by_one_where_they_go_on(model):
     with process(model, pace=0.01) as server:
         server.wait_ready()
         with server.client() as client:
-            streams = Streams(server, 16)
+            streams = Streams(server, 16, tokens=200)
             child = server.child()
             os.kill(child, signal.SIGKILL)
             until(lambda: client.get("/health").status_code == 503)
-            endings = streams.join()
-            assert len(endings) == 16
-            assert {last["error"]["code"] for last in endings} == {"engine_dead"}
-            until(lambda: client.get("/health").status_code == 200)
-            assert server.child() != child
-            answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 5, "ignore_eos": True})
-            assert answer.json()["usage"]["completion_tokens"] == 5
+            refused = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 5})
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert [last["choices"][0]["finish_reason"] for last in streams.join()] == ["length"] * 16
+            assert client.get("/health").status_code == 200 and server.child() != child
+            fields = {"prompt": "hi", "max_tokens": 200, "ignore_eos": True, "seed": 1}
+            assert streams.texts == 16 * [client.post("/v1/completions", json=fields).json()["choices"][0]["text"]]
+            page = client.get("/metrics").text
+            assert re.search(r'^gapless:requests_resumed_total{.*outcome="finished"} 16', page, re.MULTILINE)
         assert server.end() == 0
         log = server.popen.stderr.read()
-        assert "was killed by SIGKILL" in log and "Traceback" not in log
+        assert "was killed by SIGKILL" in log and "16 open requests wait for the next engine" in log
+        assert "Traceback" not in log
+
+
+def test_requests_that_were_open_when_two_engines_died_end_with_an_error_and_others_go_on(model):
+    with process(model, pace=0.01) as server:
+        server.wait_ready()
+        with server.client() as client:
+            twice = Streams(server, 4)
+            os.kill(server.child(), signal.SIGKILL)
+            until(lambda: client.get("/health").status_code == 503)
+            until(lambda: client.get("/health").status_code == 200)
+            once = Streams(server, 4, tokens=200)
+            os.kill(server.child(), signal.SIGKILL)
+            assert [last["error"]["code"] for last in twice.join()] == ["engine_dead"] * 4
+            assert [last["choices"][0]["finish_reason"] for last in once.join()] == ["length"] * 4
+            page = client.get("/metrics").text
+            for outcome in ("finished", "lost"):
+                assert re.search(rf'^gapless:requests_resumed_total{{.*outcome="{outcome}"}} 4', page, re.MULTILINE)
+        assert server.end() == 0
+
+
+def test_prompts_of_one_request_that_come_while_no_engine_runs_wait_for_the_next(model):
+    with process(model, pace=0.01) as server:
+        server.wait_ready()
+        prompts = ["a", "b", "c"] * 40
+        fields = {"prompt": prompts, "max_tokens": 40, "ignore_eos": True, "seed": 1}
+        with server.client() as client, ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(client.post, "/v1/completions", json=fields)
+            with server.client() as other:
+                until(lambda: count_of(other, "vllm:num_requests_running"))
+                os.kill(server.child(), signal.SIGKILL)
+            choices = asked.result().json()["choices"]
+            assert [choice["text"] for choice in choices[:3]] * 40 == [choice["text"] for choice in choices]
+            assert len(choices) == len(prompts)
+        assert server.end() == 0
+
+
+def count_of(client, name):
+    return sum(map(float, re.findall(rf"^{name}{{.*}} (\S+)$", client.get("/metrics").text, re.MULTILINE)))
 
 
 def test_sigterm_lets_the_running_finish(model):

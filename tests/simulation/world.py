@@ -103,8 +103,8 @@ class SimModel(LookingModel):
             return fold
         return torch.where(self._poisoned(inputs, plan, cache), -1, fold)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = super().logits(hidden)
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().scores(hidden)
         return logits.masked_fill_(hidden < 0, torch.nan) if self._may_fail else logits
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:

@@ -59,6 +59,8 @@ struct alignas(kLine) Head {
   uint32_t world;
   alignas(64) std::atomic<uint32_t> stopped;
 };
+static_assert(offsetof(Head, stopped) == 64, "gapless.comm.shared.STOP_AT");
+static_assert(offsetof(BoardLine, waited) == 64, "gapless.comm.shared.WAITED_AT");
 
 // This process's view of the memory: of one rank.
 class Commons {

@@ -15,13 +15,15 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.kernels.kv import KVFormat, KVLayout
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.attention import AttentionPlan
-from gapless.model.config import ModelConfig
 from gapless.model.drafting.draws import Draws, PlaceTokens
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
+from gapless.model.spec import ModelSpec
 
 
 class PageShare(NamedTuple):
@@ -37,16 +39,17 @@ class PageShare(NamedTuple):
     """The layer of its memory"""
 
     @classmethod
-    def of(cls, model: ModelConfig, draft: ModelConfig, kind: KVFormat = KVFormat.AUTO) -> PageShare:
-        """Share pages between two models. A page is whole layers of either shape, so up to a few may be unused."""
+    def of(cls, model: ModelSpec, draft: ModelSpec, kind: KVFormat = KVFormat.AUTO) -> PageShare:
+        """Share pages between two models, of a rank's heads. A page is whole layers of either shape, so up to a few may
+        be unused."""
         large, small = (
             KVLayout(kind, at.kv_heads, at.head_dim, torch.float32)
-            for at in (model.spec.layer.attention, draft.spec.layer.attention)
+            for at in (model.layer.attention, draft.layer.attention)
         )
         width, own = large.entry_bytes, small.entry_bytes
-        layers, first = len(model.spec.layers), -(-len(model.spec.layers) * width // own)
+        layers, first = len(model.layers), -(-len(model.layers) * width // own)
         whole = math.lcm(width, own)
-        last = first + len(draft.spec.layers)
+        last = first + len(draft.layers)
         page = -(-last * own // whole) * whole
         return cls(page // width - layers, first, page // own - last, small)
 
@@ -59,9 +62,12 @@ class PageShare(NamedTuple):
 class DraftModel:
     """A draft model beside its model. Implements `model.drafting.seam.Head`."""
 
-    def __init__(self, draft: Model, model: Model, kernels: Kernels, view: Callable[[KVCache], KVCache]) -> None:
+    def __init__(
+        self, draft: Model, model: Model, kernels: Kernels, view: Callable[[KVCache], KVCache],
+        group: Group = ONE_RANK,
+    ) -> None:  # fmt: skip
         """`view` returns the draft model's part of the KV memory."""
-        self.draft, self.model, self.kernels, self.view = draft, model, kernels, view
+        self.draft, self.model, self.kernels, self.view, self.group = draft, model, kernels, view, group
 
     def beside(self, model: Model) -> Self:
         """See `model.drafting.seam.Head`. This drafter is cut down as the model is."""
@@ -88,7 +94,7 @@ class DraftModel:
         places = tokens.split(inputs.places)
         rows = len(places[0].rows)
         plan = self.draft.plan(BatchShape(rows, (), inputs.columns * cache.page_size))
-        draws = Draws(self.kernels, places[0].rows, tables, self.draft.vocab_size)
+        draws = Draws(self.kernels, places[0].rows, tables, self.draft.vocab_size, group=self.group)
         for index, place in enumerate(places):
             alone = inputs._replace(**place._asdict(), places=1, starts=None)
             hidden = self.draft.forward(alone, plan, own)

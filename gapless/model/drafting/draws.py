@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gapless.comm.alone import ONE_RANK
+from gapless.comm.seam import Group
 from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
@@ -46,18 +48,29 @@ class PlaceTokens(NamedTuple):
 
 
 class Draws:
-    """Draws the drafts of a step, one place after the other."""
+    """Draws the drafts of a step, one place after the other: the leader for all ranks."""
 
-    def __init__(self, kernels: Kernels, rows: Tensor, tables: Tables, vocab: int, ids: Tensor | None = None) -> None:
+    def __init__(
+        self, kernels: Kernels, rows: Tensor, tables: Tables, vocab: int, ids: Tensor | None = None,
+        group: Group = ONE_RANK,
+    ) -> None:  # fmt: skip
         """`rows` int64 [B]; `ids` int64 [M] are the tokens that the M logits are for, None for all `vocab`."""
-        self._kernels, self._rows, self._vocab, self._ids = kernels, rows, vocab, ids
+        self._kernels, self._rows, self._vocab, self._ids, self._group = kernels, rows, vocab, ids, group
         self._tables = tables if kernels.draft is not None else _lines_of(rows, tables)
         self._place = -1
         self._all: Tensor | None = None
         """Logits of all tokens if `ids` are some: others stay at -inf"""
 
     def next(self, logits: Tensor) -> Tensor:
-        """Return the next draft of each row, int64 [B], from logits [B, M]."""
+        """Return the next draft of each row, int64 [B], from logits [B, M], which ranks that follow have none of."""
+        if self._group.share.world == 1:
+            return self._drawn(logits)
+        drawn = (
+            self._drawn(logits).int() if self._group.share.leads else torch.zeros_like(self._rows, dtype=torch.int32)
+        )
+        return self._group.tell(drawn).long()
+
+    def _drawn(self, logits: Tensor) -> Tensor:
         self._place += 1
         if self._kernels.draft is not None:
             return self._kernels.draft(logits, self._ids, self._rows, self._tables, self._place, self._vocab)

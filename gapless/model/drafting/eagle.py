@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError
+from gapless.base.share import WHOLE_SHARE, Share
 from gapless.kernels import native
 from gapless.kernels.matrix import dense
 from gapless.kernels.views import KV
@@ -98,24 +99,29 @@ class HeadParams(NamedTuple):
     """int64 [drafted], the difference of a draft's token id from its index"""
 
 
-def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
-    """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
+def load_params(
+    directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device, share: Share = WHOLE_SHARE
+) -> HeadParams:
+    """Read a rank's share of the parameters of a head: its layer is divided, and its logits are the leader's. Raises
+    CheckpointError naming the file and the tensor."""
     new = partial(torch.empty, dtype=dtype, device=device)
     names, hidden, drafted = tensor_names(directory), config.layer.spec.hidden_size, config.drafted
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
-    layer = allocate_layer(config.layer, dtype, device, prefix)
+    layer = allocate_layer(config.layer, dtype, device, prefix, share)
     layer = layer._replace(qkv=layer.qkv._replace(tensors=(new(len(layer.qkv.tensors[0]), 2 * hidden),)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
     norms = [allocate_norm(hidden, device=device) for _ in range(2)]
     params = HeadParams(
-        new(hidden, len(config.taps) * hidden), norms[0], layer, norms[1], new(drafted, hidden), offsets
-    )
-    own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
-    slots = layer_slots(config.layer, layer, prefix)
+        new(hidden, len(config.taps) * hidden), norms[0], layer, norms[1],
+        new(drafted if share.leads else 0, hidden), offsets,
+    )  # fmt: skip
+    own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm}
+    own |= {"lm_head": params.head} if share.leads else {}
+    slots = layer_slots(config.layer, layer, prefix, share)
     slots |= {f"{name}.weight": Slot.of(target) for name, target in own.items()}
     if drafted < config.layer.spec.vocab_size or "d2t" in names:
         slots["d2t"] = Slot.of(offsets)
-    load_weights(directory, slots, unused=UNREAD_TENSORS)
+    load_weights(directory, slots, unused=UNREAD_TENSORS if share.leads else (*UNREAD_TENSORS, "lm_head.weight"))
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.spec.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")
@@ -131,7 +137,8 @@ class EagleLayer(HeadLayer):
         table = rope_tables(config.layer, model.max_model_len, device)[0]
         super().__init__(model, config.layer, params.layer, params.norm, table, linear)
         self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
-        self._fuse, self.head = linear(dense(params.fuse)), linear(dense(params.head))
+        self._fuse = linear(dense(params.fuse))
+        self.head = linear(dense(params.head)) if model.group.share.leads else None
         if len(params.offsets) < config.layer.spec.vocab_size or params.offsets.any():  # san: ok(at load)
             self.tokens = params.offsets + torch.arange(len(params.offsets), device=device)
 
@@ -142,7 +149,8 @@ class EagleLayer(HeadLayer):
         normed, y = self.enter(tokens, x)
         if self.normed_residual:
             x.copy_(normed)
-        return self.head(self.run(x, y, tokens, kv))
+        hidden = self.run(x, y, tokens, kv)
+        return hidden[:, :0] if self.head is None else self.head(hidden)
 
     def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)

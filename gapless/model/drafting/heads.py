@@ -47,14 +47,15 @@ class HeadLayer:
         """`config` is that of the layer, and `table` the rope's."""
         self.model, self.kernels, self.eps = model, model.kernels, config.spec.norm.eps
         self.rope, self.norm = table, norm
-        self.block = Block.of(config.spec.layer, layer, self.eps, linear)
+        self.block = Block.of(config.spec.layer.shared(model.group.share), layer, self.eps, linear)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return what passes take, [T, H], of the model's hidden states as they were read."""
         return states
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        """Run over a token of each row: logits [B, drafted]. x [B, H], the hidden states before, becomes its own."""
+        """Run over a token of each row: logits [B, drafted], [B, 0] on ranks that follow. x [B, H], the hidden states
+        before, becomes its own."""
         raise NotImplementedError
 
     def enter(self, tokens: PlaceTokens, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ class HeadLayer:
         def attention(q: Tensor, layer: int, attend: Attend) -> Tensor:
             return self.kernels.decode_attention(q, kv, batch, attend)
 
-        return SeparateOps(x, rows, self.eps, self.kernels, attention)
+        return self.model.layer_ops(x, rows, self.eps, attention)
 
 
 class RecurrentHead:
@@ -139,7 +140,7 @@ class RecurrentHead:
         tokens, kv = PlaceTokens.of(inputs).up_to(count), KV(cache.data, self.kv_layer, inputs.page_table, cache.scales)
         places = tokens.split(inputs.places)
         kernels = self.model.kernels
-        draws = Draws(kernels, places[0].rows, tables, self.model.vocab_size, self.layer.tokens)
+        draws = Draws(kernels, places[0].rows, tables, self.model.vocab_size, self.layer.tokens, self.model.group)
         x = self._before(places[0].rows, places[0].positions)
         for place, following in itertools.pairwise(places):
             following.ids.copy_(draws.next(self.layer.draft(place, x, kv)))

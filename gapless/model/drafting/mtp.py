@@ -79,7 +79,7 @@ class MtpParams(NamedTuple):
 def load_mtp(directory: Path, model: Decoder) -> MtpParams:
     """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
     the file and the tensor."""
-    config, names, device = model.config, tensor_names(directory), model.device
+    config, names, device, share = model.config, tensor_names(directory), model.device, model.group.share
     if not model.spec.plain or 0 not in model.ropes:
         raise CheckpointError(
             f"{directory}: MTP layers are computed for decoders with an RMSNorm before each half of a layer, and a "
@@ -92,12 +92,12 @@ def load_mtp(directory: Path, model: Decoder) -> MtpParams:
             f"{directory}: has no MTP layer of a known kind, none of the tensors "
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
-    hidden, layer = model.spec.hidden_size, allocate_layer(config, model.dtype, device, family.layer)
+    hidden, layer = model.spec.hidden_size, allocate_layer(config, model.dtype, device, family.layer, share)
     first, second, last = (allocate_norm(hidden, device=device) for _ in range(3))
     join = torch.empty(hidden, 2 * hidden, dtype=model.dtype, device=device)
     params = MtpParams(join, first, second, last, layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
-    slots = layer_slots(config, layer, family.layer)
+    slots = layer_slots(config, layer, family.layer, share)
     for name, target in own:
         slots |= (
             plain_slots(format_of(config), name, target, (*target.shape,))

@@ -1,0 +1,218 @@
+"""Many open streams, whose engine is killed again and again: each ends with the answer that nothing interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from kills.clients import Question
+from kills.holdings import children, settled
+from kills.pair import SIDES, Pair
+from served import Server
+
+FLAGS = ("demo", "--batch-invariant", "--max-num-seqs", "256", "--disable-uvicorn-access-log")
+PAIR_FLAGS = (*FLAGS, "--pd", "1p1d", "--kv-tier", "host:128MiB", "--kv-tier", "peer:128MiB")
+NO_LIMIT = "from gapless.engine import process_backend; process_backend.CRASH_WINDOW = 0.0; "
+"""An engine is started again however often it is killed."""
+BACK_SECONDS = 120.0
+OPEN_SECONDS = 600.0
+"""All streams are open, or those of a kill have ended, within this time, also on a busy machine"""
+AGAIN_SECONDS = 0.5
+"""How long a client waits after a 503 before it asks again"""
+
+
+class OneDevice(Server):
+    """A server with one engine."""
+
+    program = ("-c", f"{NO_LIMIT}import sys; from gapless.cli.main import main; sys.exit(main())")
+
+    def __init__(self) -> None:
+        super().__init__(*FLAGS)
+
+    def engine(self, turn: int) -> int | None:
+        """Return the process of the engine, if there is one."""
+        return next(iter(children(self.process.pid)), None)
+
+    def page(self) -> str:
+        return self.get("/metrics")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.stop()
+
+
+class BothSides(Pair):
+    """A prefiller and a decoder, whose engines are killed in turns."""
+
+    program = ("-c", NO_LIMIT + Pair.program[1])
+    flags = PAIR_FLAGS
+
+    def engine(self, turn: int) -> int | None:
+        side = [*SIDES.values()][1 - turn % 2]
+        return self.processes().get(f"{side} engine")
+
+    def page(self) -> str:
+        return self.sides["decoder"].get("/metrics").text
+
+
+class Ended(NamedTuple):
+    """A stream that the server had begun to answer, and its fault, if there is one."""
+
+    began: float
+    ended: float
+    fault: str
+    pause: float
+    """Longest time between two events"""
+
+
+class OpenStreams:
+    """Keeps `count` streams open at the server at `base`, on a thread with an event loop of its own."""
+
+    def __init__(self, base: str, asked: Sequence[Question], count: int, seed: int) -> None:
+        self.ended: list[Ended] = []
+        self.refused = 0
+        self.open: dict[int, float] = {}
+        """Start of each stream that the server answers, by client"""
+        self._at, self._asked, self._count, self._seed = urlsplit(base), asked, count, seed
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the open streams end, and open no more."""
+        self._stopping.set()
+        self._thread.join(OPEN_SECONDS)
+        assert not self._thread.is_alive(), "a stream does not end"
+
+    def full(self) -> None:
+        """Wait until all are open."""
+        settled(lambda: len(self.open) >= self._count, True, "streams open", OPEN_SECONDS)
+
+    def since(self, moment: float) -> None:
+        """Wait until all streams that were open then have ended."""
+        settled(lambda: any(began < moment for began in self.open.values()), False, "old streams", OPEN_SECONDS)
+
+    @property
+    def faults(self) -> list[str]:
+        return [stream.fault for stream in self.ended if stream.fault]
+
+    async def _run(self) -> None:
+        await asyncio.gather(*[self._client(number) for number in range(self._count)])
+
+    async def _client(self, number: int) -> None:
+        rng = random.Random(f"{self._seed} {number}")
+        while not self._stopping.is_set():
+            question = rng.choice(self._asked)
+            try:
+                reader, writer = await asyncio.open_connection(self._at.hostname, self._at.port)
+            except ConnectionError:
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            try:
+                writer.write(_asking(question, f"salt {rng.randrange(4)}"))
+                await self._read(number, question, reader)
+            finally:
+                writer.close()
+
+    async def _read(self, number: int, question: Question, reader: asyncio.StreamReader) -> None:
+        """Read one answer; a 503 is asked again later, as clients do."""
+        self.open[number] = began = last = time.monotonic()
+        text, reason, fault, pause = "", None, "", 0.0
+        try:
+            status = await reader.readline()
+            if b" 503 " in status:
+                self.refused += 1
+                del self.open[number]
+                await asyncio.sleep(AGAIN_SECONDS)
+                return
+            async for line in reader:
+                now = time.monotonic()
+                pause, last = max(pause, now - last), now
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        fault = str(event)
+                    for choice in event.get("choices", ()):
+                        text, reason = text + choice["text"], choice["finish_reason"] or reason
+            if not fault and (text, reason) != (question.right, question.reason):
+                fault = f"an answer is {text!r}, {reason}, and not {question.right!r}; its status was {status!r}"
+        except OSError as error:
+            fault = repr(error)
+        del self.open[number]
+        self.ended.append(Ended(began, time.monotonic(), fault, pause))
+
+
+def _asking(question: Question, salt: str) -> bytes:
+    body = {
+        "model": "demo", "prompt": question.prompt, "max_tokens": question.tokens, "temperature": 0,
+        "cache_salt": salt, "stream": True,
+    }  # fmt: skip
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Survived(NamedTuple):
+    """What came of the kills of a server's engines."""
+
+    name: str
+    kills: int
+    streams: int
+    open_at_kills: int
+    """Streams that were open, summed over the kills"""
+    refused: int
+    """Requests that were answered with 503 while there was no engine"""
+    longest: float
+    """[s] Longest pause within a stream"""
+    resumed: dict[str, float]
+    faults: list[str]
+
+    def __str__(self) -> str:
+        resumed = ", ".join(f"{outcome} {count:.0f}" for outcome, count in self.resumed.items())
+        return (
+            f"| {self.name} | {self.kills} | {self.streams} | {self.open_at_kills} | {len(self.faults)} "
+            f"| {self.refused} | {self.longest:.1f} s | {resumed} |"
+        )
+
+
+HEAD = (
+    "| engine of | kills | streams | open at a kill, summed | failed | 503 meanwhile | longest pause | resumed |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---|"
+)
+
+
+def of_streams(
+    name: str, server: OneDevice | BothSides, rounds: int, asked: Sequence[Question], count: int, seed: int
+) -> Survived:
+    """Kill an engine under `count` open streams, once they are all open and none has met the kill before."""
+    rng, open_at_kills = random.Random(seed), 0
+    streams = OpenStreams(server.base, asked, count, seed)
+    try:
+        for turn in range(rounds):
+            streams.full()
+            time.sleep(rng.uniform(0, 1))
+            victim = server.engine(turn)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            open_at_kills += len(streams.open)
+            gone = (victim, None)
+            settled(lambda turn=turn, gone=gone: server.engine(turn) in gone, False, "another engine", BACK_SECONDS)
+            streams.since(time.monotonic())
+            ended, failed = len(streams.ended), len(streams.faults)
+            print(f"  kill {turn + 1} of {rounds}: {ended} ended, {failed} failed", flush=True)
+        streams.stop()
+        found = re.findall(r'^gapless:requests_resumed_total{.*outcome="(\w+)"} (\S+)$', server.page(), re.MULTILINE)
+    finally:
+        server.close()
+    longest = max(stream.pause for stream in streams.ended)
+    resumed = {outcome: float(number) for outcome, number in found}
+    return Survived(name, rounds, len(streams.ended), open_at_kills, streams.refused, longest, resumed, streams.faults)
