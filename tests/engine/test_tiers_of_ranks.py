@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import threading
+import time
+
+import numpy as np
 import pytest
 from test_kv_tiers import OPTIONS, PROMPTS, answers, expected, no_hurry, token_ids, wait_for_stores  # noqa: F401
+from waiting import until
 
-from gapless import LLM
+from gapless import LLM, EngineDeadError
+from gapless.engine import rank_process
 from gapless.offload.tiers.frames import PeerRefused, check_same
 from gapless.offload.tiers.seam import Namespace
+from gapless.offload.transfers import Transfers
 
 pytestmark = pytest.mark.process
 RANKS = OPTIONS | {"tensor_parallel_size": 2}
@@ -51,5 +60,59 @@ def test_a_decoder_of_two_ranks_takes_pages_of_a_prefiller_of_two(tmp_path, expe
 
 def test_peers_of_other_numbers_of_ranks_are_refused_with_both():
     ours, theirs = (Namespace.of({"model": "demo", "ranks": ranks}) for ranks in (1, 2))
-    with pytest.raises(PeerRefused, match="^the peer's pages are of something else: ranks 2, ours 1$"):
+    with pytest.raises(PeerRefused, match=r"^the peer's pages are of something else: ranks 2, ours 1$"):
         check_same(ours, theirs.digest, theirs.text.encode())
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    """The transfers of the engines that a test starts."""
+    made = []
+
+    class NotedTransfers(Transfers):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr("gapless.loop.build.Transfers", NotedTransfers)
+    return made
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_flipped_bit_of_one_ranks_part_is_refused_and_the_page_computed(transfers, expected, rank):  # noqa: F811
+    with LLM("demo", **RANKS, kv_tiers=["host:64MiB"]) as llm:
+        assert token_ids(answers(llm, PROMPTS)) == expected
+        (one,) = transfers
+        parts = np.frombuffer(one.memory[0], np.uint8).reshape(-1, one.stride(0))
+        parts[:, rank * one.slots[0][0].nbytes + 5] ^= 1
+        assert token_ids(answers(llm, PROMPTS)) == expected
+        tier = llm.stats().tier
+    assert tier.refused > 16
+
+
+def test_a_rank_killed_amid_transfers_ends_the_engine_by_name(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def noted(*args, **options):
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(rank_process.subprocess, "Popen", noted)
+    with LLM("demo", **RANKS, kv_tiers=["host:64MiB"]) as llm:
+        failures = []
+        thread = threading.Thread(target=lambda: failures.append(failure_of(llm)))
+        thread.start()
+        until(lambda: llm.stats().tier.loaded > 60)
+        began = time.monotonic()
+        started[0].kill()
+        thread.join(60)
+        assert time.monotonic() - began < 10
+    assert re.match("rank 1 was killed by SIGKILL", str(failures[0]))
+
+
+def failure_of(llm):
+    try:
+        while True:
+            answers(llm, PROMPTS)
+    except EngineDeadError as error:
+        return error
