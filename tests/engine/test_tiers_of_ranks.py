@@ -22,15 +22,15 @@ pytestmark = pytest.mark.process
 RANKS = OPTIONS | {"tensor_parallel_size": 2}
 
 
-@pytest.mark.parametrize(("depth", "size"), [("auto", "64MiB"), ("1", "64MiB"), ("4", "2MiB")])
+@pytest.mark.parametrize(("depth", "size"), [("auto", "64MiB"), ("1", "64MiB"), ("4", "3MiB")])
 def test_two_ranks_load_what_their_devices_gave_up(expected, depth, size):  # noqa: F811
     with LLM("demo", **RANKS, depth=depth, kv_tiers=[f"host:{size}"]) as llm:
         orders = [PROMPTS, PROMPTS[::-1], PROMPTS]  # the last ones are still there when the first ones are not
         found = [token_ids(answers(llm, order)) for order in orders]
         tier, steps = llm.stats().tier, llm.stats().steps
     assert found == [expected, expected[::-1], expected]
-    assert tier.loaded > 30 and not tier.refused and steps.admitted_loaded > 256
-    assert bool(tier.evicted) == (size == "2MiB"), "64 MiB hold all"
+    assert tier.loaded > 15 and not tier.refused and steps.admitted_loaded > 240
+    assert bool(tier.evicted) == (size == "3MiB"), "64 MiB hold all"
 
 
 def test_pages_of_two_ranks_are_loaded_from_disk_after_a_restart_and_one_rank_has_others(tmp_path, expected):  # noqa: F811
