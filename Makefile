@@ -110,7 +110,7 @@ kills: $(VENV)/.test
 # The C++ kernels on ARM, and on x86-64 without AVX-512 and AVX, played by qemu (Debian: qemu-user,
 # g++-aarch64-linux-gnu)
 qemu: $(VENV)/.test
-	GAPLESS_QEMU=1 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/test_native_qemu.py $(ARGS)
+	GAPLESS_QEMU=1 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/test_native_qemu.py tests/comm/test_ranks_alone.py $(ARGS)
 
 # The wheel with its C++ compiled, into dist/, for this machine or MACHINE=aarch64 (Debian: g++-aarch64-linux-gnu), and
 # for the Pythons whose headers are here

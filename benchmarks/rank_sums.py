@@ -86,7 +86,7 @@ def busy(programs: int) -> Iterator[None]:
 
 
 def measure(world: int, rounds: int, programs: int) -> None:
-    """Print a table of the ranks' times beside so many busy programs."""
+    """Print a table of the ranks' times beside busy programs."""
 
     def tell(name: str, found: list[float]) -> None:
         found.sort()

@@ -18,6 +18,7 @@ from gapless.kernels.tables import Adjustments
 from gapless.loop.loop import Loop
 from gapless.offload.transfers import Transfers
 from gapless.step.executor import Executor
+from gapless.testing.world import World
 
 
 class _Cached(dict[int, None]):
@@ -50,7 +51,8 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
     checker.register(f"{prefix}words", buffers.sent)
-    checker.register(f"{prefix}logits", buffers.logits)
+    if program.samples_here:
+        checker.register(f"{prefix}logits", buffers.logits)
     checker.register(f"{prefix}tokens", buffers.tokens)
     if not executor.device.caps.maps_host:
         checker.register(f"{prefix}lines", buffers.lines)
@@ -58,8 +60,9 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     checker.register(f"{prefix}outbox", executor.outboxes)
 
 
-def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
-    """Pages and rows that come back."""
+def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> list[str]:
+    """Watch pages and rows that come back; return the engines whose pages these are, to which ranks may be added."""
+    ranks = [prefix]
 
     def row_freed(row: int) -> None:
         for field in loop.launcher.executor.program.tables._fields:
@@ -74,20 +77,23 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
     slots = loop.rows.slots[SLOT_LANE]
     slots.unused = FreeList(slots.unused, slot_freed)
     for group, pool in enumerate(loop.pools):
-        freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
+        freed = partial(_page_freed, checker, ranks, f"kv{group or ''}")
         pool.free = FreeList(pool.free, freed)
         pool.cached = _Cached(freed)
     loop.rows.free = FreeList(loop.rows.free, row_freed)
+    return ranks
 
 
-def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:
-    checker.freed(memory, [page])
+def _page_freed(checker: RaceChecker, ranks: list[str], memory: str, page: int) -> None:
+    for prefix in ranks:
+        checker.freed(f"{prefix}{memory}", [page])
 
 
 @contextmanager
 def loops_under_no_race(mode: Literal["raise", "record"] = "raise") -> Iterator[RaceChecker]:
     """Every loop made inside is watched, and every executor that follows one; a race fails the test."""
     executors: list[Executor] = []
+    ranks: list[list[str]] = []
 
     def heard(part: Any) -> None:
         match part:
@@ -97,7 +103,9 @@ def loops_under_no_race(mode: Literal["raise", "record"] = "raise") -> Iterator[
             case Transfers():
                 watch_transfers(checker, part, f"engine {len(executors)} ")
             case Loop() if hasattr(part.launcher, "executor"):  # stand-ins for a launcher have nothing to watch
-                watch_free(checker, part, f"engine {1 + executors.index(part.launcher.executor)} ")
+                ranks.append(watch_free(checker, part, f"engine {1 + executors.index(part.launcher.executor)} "))
+            case World():  # the leader's host alone gives back the pages of all its ranks
+                ranks[-1] += [f"engine {1 + executors.index(executor)} " for executor in part.executors]
             case _:
                 reports(part)
 

@@ -19,6 +19,7 @@ SMALLEST = {
     "format_accuracy": ["--questions", "2", "--only", "weights int8"],
     "front_cost": ["--streams", "2", "--tokens", "8", "--rounds", "1"],
     "gpu_all": ["--cpu"],
+    "gpu_ranks": ["--only", "sums", "--device", "cpu", "--rows", "1", "--width", "64"],
     "host_step": ["--chains", "--rows", "1", "--steps", "300"],
     "kv_tiers_load": ["--part", "begins", "--host", "64MiB"],
     "lanes": ["--rows", "2", "--asks", "top-k", "--output", "8", "--rounds", "1"],

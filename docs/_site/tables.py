@@ -25,7 +25,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 from peer_table import aims_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
 
-from gapless.base.config import EngineConfig  # noqa: E402
+from gapless.base.config import NEEDS_ONE_RANK, EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
 from gapless.base.variables import OTHERS, OWN_VARIABLES  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
@@ -354,6 +354,11 @@ RECORDS = (
     "sanitizer-program",
 )  # fmt: skip
 """Tables that were measured once, by the names of their files in docs/measurements"""
+def refused_of_ranks() -> Lines:
+    """The settings that several ranks do not serve."""
+    return [*_head("refused", "because"), *(row(f"`{name}`", why) for name, _, why in NEEDS_ONE_RANK)]
+
+
 TABLES: dict[str, Callable[[], Lines]] = {
     "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
@@ -377,6 +382,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "models": models,
     "mutation": mutation,
     "constants": tuning_constants,
+    "refused-of-ranks": refused_of_ranks,
     **{name: partial(record, name) for name in RECORDS},
 }
 

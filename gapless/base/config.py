@@ -428,8 +428,6 @@ TLS_FIELDS = tuple([f"kv_peer_ssl_{name}" for name in PeerFiles._fields])
 
 
 NEEDS_ONE_RANK: tuple[tuple[str, Callable[[EngineConfig], object], str], ...] = (
-    ("lora_modules", lambda config: config.lora_modules or config.lora_dir, "adapters do not work"),
-    ("weights_dir", lambda config: config.weights_dir, "updates of weights do not work"),
     ("model_impl", lambda config: config.model_impl == "transformers", "the Transformers backend does not work"),
 )
 """Features of one rank alone: a field, whether a config asks for it, and the reason"""

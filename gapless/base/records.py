@@ -171,7 +171,7 @@ class Request(NamedTuple):
     """The numbers of params.logits_processors among the engine's, and what each is given."""
     transfer: KVTransfer = NO_TRANSFER
     output: Int32s | None = None
-    """Tokens from an engine that died, after which another continues; None for a new request"""
+    """Tokens from an engine that died: a later engine continues them; None for a new request"""
     matcher: Matcher | None = None
     """Matcher of the allowed tokens, if params.masked_by names a parameter that asks for it."""
 

@@ -104,7 +104,7 @@ class CudaGroup:
         """Raises ConfigError: there are more ranks than this serves, or a library is missing."""
         if not 2 <= share.world <= MOST_CUDA_RANKS:
             raise ConfigError(f"CUDA serves 2 to {MOST_CUDA_RANKS} ranks on one host, not {share.world}")
-        self.share, self.device, self.driver = share, device, driver or Driver()
+        self.share, self.device, self.driver = share, device, driver or Driver(device.torch_device)
         self._end = words.end
         self._stop = words.memory[words.stop : words.stop + 4].view(torch.int32).numpy()
         self._stream: int = device.compute.raw.cuda_stream

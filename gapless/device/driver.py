@@ -19,9 +19,11 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """The driver and the runtime that torch uses, for the current device of the calling thread."""
+    """The driver and the runtime that torch uses, for one device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """Raises ConfigError where a library cannot be found."""
+        self._device = device
         version: Any = torch.version.cuda
         try:
             self._runtime = ctypes.CDLL(f"libcudart.so.{version.split('.')[0]}")
@@ -45,21 +47,23 @@ class Driver:
         return int(torch.cuda.current_stream().cuda_stream)
 
     def device(self) -> tuple[bytes, int]:
-        """Return what tells the current device apart, of 16 bytes, and its multiprocessors."""
-        facts: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        """Return 16 bytes that tell the device apart, and its multiprocessors."""
+        facts: Any = torch.cuda.get_device_properties(self._device)
         return bytes(facts.uuid.bytes), int(facts.multi_processor_count)
 
     def take(self, nbytes: int) -> int:
         """Return zeroed memory of the device that can be exported: a whole allocation of the driver's."""
         found = ctypes.c_void_p()
-        self._check(self._runtime.cudaMalloc(ctypes.byref(found), ctypes.c_size_t(nbytes)))
-        self._check(self._runtime.cudaMemset(found, 0, nbytes))
-        self._check(self._runtime.cudaDeviceSynchronize())
+        with torch.cuda.device(self._device):
+            self._check(self._runtime.cudaMalloc(ctypes.byref(found), ctypes.c_size_t(nbytes)))
+            self._check(self._runtime.cudaMemset(found, 0, nbytes))
+            self._check(self._runtime.cudaDeviceSynchronize())
         assert found.value is not None
         return found.value
 
     def free(self, address: int) -> None:
-        self._check(self._runtime.cudaFree(address))
+        with torch.cuda.device(self._device):
+            self._check(self._runtime.cudaFree(address))
 
     def export(self, address: int) -> bytes:
         """Return what another process opens to map this memory."""
@@ -71,7 +75,8 @@ class Driver:
         """Map another process's memory, on this device or a peer; return its address here."""
         found = ctypes.c_void_p()
         given = _Handle.from_buffer_copy(handle)
-        self._check(self._runtime.cudaIpcOpenMemHandle(ctypes.byref(found), given, _LAZY_PEER_ACCESS))
+        with torch.cuda.device(self._device):
+            self._check(self._runtime.cudaIpcOpenMemHandle(ctypes.byref(found), given, _LAZY_PEER_ACCESS))
         assert found.value is not None
         return found.value
 
@@ -88,15 +93,17 @@ class Driver:
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
         """Fill memory of the device with a byte, in the order of the stream."""
-        self._check(self._runtime.cudaMemsetAsync(address, byte, nbytes, stream))
+        with torch.cuda.device(self._device):
+            self._check(self._runtime.cudaMemsetAsync(address, byte, nbytes, stream))
 
     def kernels(self, name: str, text: str, defines: dict[str, int], names: tuple[str, ...]) -> dict[str, int]:
-        """Compile a source text for the current device, and return its kernels of these names."""
-        major, minor = torch.cuda.get_device_capability()
+        """Compile a source text for the device, and return its kernels of these names."""
+        major, minor = torch.cuda.get_device_capability(self._device)
         options = (*(f"-D{key}={value}" for key, value in defines.items()), f"-arch=sm_{major}{minor}", "-std=c++17")
         module = ctypes.c_void_p()
-        self._driven(self._driver.cuModuleLoadData(ctypes.byref(module), compiled(name, text, options)))
-        found = {}
+        binary, found = compiled(name, text, options), {}
+        with torch.cuda.device(self._device):
+            self._driven(self._driver.cuModuleLoadData(ctypes.byref(module), binary))
         for one in names:
             kernel = ctypes.c_void_p()
             self._driven(self._driver.cuModuleGetFunction(ctypes.byref(kernel), module, one.encode()))

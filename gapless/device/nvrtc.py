@@ -49,6 +49,8 @@ def find() -> ctypes.CDLL:
     version: Any = torch.version.cuda
     major = (version or "13").split(".")[0]
     packages = Path(torch.__file__).parent.parent
+    with suppress(OSError):
+        ctypes.CDLL(str(packages / "torch" / "lib" / "libcaffe2_nvrtc.so"))  # it finds and loads torch's own
     places = [f"libnvrtc.so.{major}", *map(str, packages.glob(f"nvidia/*/lib/libnvrtc.so.{major}"))]
     places += map(str, (packages / "torch" / "lib").glob(f"libnvrtc*.so.{major}*"))
     for place in places:

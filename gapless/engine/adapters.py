@@ -19,6 +19,7 @@ from gapless.memory.slots import NO_SLOT
 from gapless.model.adapters import Adapter, AdapterTables
 from gapless.model.config import ModelConfig
 from gapless.step.adapters import AdapterContents
+from gapless.step.orders import AdapterOrder
 
 log = logging.getLogger("gapless.engine")
 
@@ -39,11 +40,37 @@ class AdapterFiles(NamedTuple):
         memory = torch.split(self.device.ring(1, sum(sizes)).slots[0].tensor, sizes)
         own = [piece.view(part.dtype).view(part.shape) for piece, part in zip(memory, parts, strict=True)]
         adapter.fill(own, self.model, self.tables.rank, self.tables.share)
-        return AdapterContents(own, adapter.digest)
+        return AdapterContents(own, adapter.digest, str(directory.resolve()))
 
     def named(self) -> dict[str, AdapterContents]:
         """Read the adapters of the config."""
         return {name: self.read(Path(path).expanduser()) for name, path in self.config.adapters.items()}
+
+
+class FollowingAdapters:
+    """The adapters of a rank that follows."""
+
+    def __init__(self, files: AdapterFiles) -> None:
+        self._files = files
+        self._held: dict[str, AdapterContents] = {}
+        """Digest -> adapter"""
+
+    def obey(self, order: AdapterOrder) -> None:
+        """Read, load or forget an adapter, and wait for that. Raises CheckpointError."""
+        digest, path, slot = order
+        if not path:
+            del self._held[digest]
+            return
+        if digest not in self._held:
+            found = self._files.read(Path(path))
+            if found.digest != digest:
+                raise CheckpointError(f"{path}: its files changed while the ranks read them: write them elsewhere")
+            self._held[digest] = found
+        if slot != NO_SLOT:
+            stream = self._files.device.bulk_in
+            for target, source in zip(self._files.tables.slot(slot), self._held[digest].parts, strict=True):
+                stream.upload(target, source)
+            stream.record().wait()  # later steps read it
 
 
 class AdapterChanges:

@@ -110,9 +110,7 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        if self._ranks is not None:
-            answer(RequestError("weights of an engine of several ranks cannot be replaced yet", "model_path"))
-        elif self.pauses.keeps and self.loop.requests:
+        if self.pauses.keeps and self.loop.requests:
             text = "a pause holds requests that must end with the old weights: resume or abort them first"
             answer(RequestError(text, "model_path"))
         else:

@@ -21,10 +21,12 @@ from gapless.device import Device
 from gapless.engine import checkers, share
 from gapless.engine import messages as m
 from gapless.engine import rank_messages as rm
+from gapless.engine.adapters import AdapterFiles, FollowingAdapters
 from gapless.engine.on_device import on_device
 from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
 from gapless.engine.tiers import host_sizes
+from gapless.engine.updates import FollowingWeights
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import host_slots
@@ -96,8 +98,12 @@ class FollowingRank:
         self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
-        begin = moves.begin if moves is not None else None
-        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), begin), moves)
+        adapt = None
+        if model.adapters is not None:
+            adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
+        renew = FollowingWeights(model, device, self._share).obey
+        move = moves.begin if moves is not None else None
+        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, renew, move), moves)
 
     def _build(
         self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan

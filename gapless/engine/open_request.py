@@ -126,7 +126,7 @@ class OpenRequest:
 
     def for_another(self) -> list[Request]:
         """Return the requests of unfinished completions for another engine to continue after their last tokens."""
-        if self._scoring:  # it scores the prompt anew
+        if self._scoring:  # it scores the prompt again
             del self._lines[:], self._entries[1:]
         left = []
         for completion, request in zip(self.completions, self.resolved.requests, strict=True):

@@ -22,13 +22,13 @@ from gapless.base.shared import SharedMemory, empty_file
 from gapless.comm.cuda import CudaGroup
 from gapless.comm.join import group_on
 from gapless.comm.seam import Group
-from gapless.comm.shared import MOST_FRAME, Commons
+from gapless.comm.shared import MOST_FRAME, BoardLine, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
-from gapless.engine.rank_moves import MOVE_LOOKS, RankMoves
+from gapless.engine.rank_moves import MOVE_LOOKS, OpenMove, RankMoves
 from gapless.engine.rank_process import RankProcess
 from gapless.step.memory import MemorySizes
-from gapless.step.orders import AnyOrder, CaptureOrder, OrderWriter, followed
+from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, followed
 
 log = logging.getLogger("gapless.engine.ranks")
 
@@ -38,8 +38,8 @@ SILENT_LOOKS = 18
 slept."""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
-FURTHER_BYTES, ROW_BYTES = 64, 160
-"""[bytes] At most: an order without words, and the names of a row's part of another one"""
+FURTHER_BYTES, ROW_BYTES, PATH_BYTES = 64, 160, 8192
+"""[bytes] At most: an order without words, the names of a row's part of another one, and an order with a path"""
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class FollowingRanks:
         self._wake: Callable[[], None] | None = None
         self._wants_steps: Callable[[], bool] = lambda: False
         self._awaits = self._stopped = False
-        self._writer, self._most = OrderWriter(), MOST_FRAME
+        self._writer, self._most = OrderWriter(), 0
         self._sent = self._steps = 0
         """Orders, and the steps among them"""
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
@@ -110,7 +110,7 @@ class FollowingRanks:
             for name, ours, theirs in zip(rm.Facts._fields, own, loaded.facts, strict=True):
                 if ours != theirs:
                     raise ConfigError(
-                        f"tensor_parallel_size: rank {rank} has another {name} than rank 0: {theirs!r}, not {ours!r}"
+                        f"tensor_parallel_size: rank {rank} differs from rank 0 in {name}: {theirs!r}, not {ours!r}"
                     )
             pages.append(loaded.pages)
         return min(pages)
@@ -145,16 +145,16 @@ class FollowingRanks:
         return orders if self._commons.ring.room(self._most + orders * FURTHER_BYTES) else 0
 
     def send(self, order: AnyOrder) -> None:
-        if isinstance(order, CaptureOrder):
-            if not any(followed(order)):
-                return
+        if isinstance(order, CaptureOrder) and not any(followed(order)):
+            return
+        if isinstance(order, Order):
+            self._steps += 1
+        else:
             while not self.room(1):
                 self.check()
-                time.sleep(LOOK_SECONDS / 10)  # at rest: it is being read
-        elif isinstance(order, MoveOrder):
+                time.sleep(LOOK_SECONDS / 10)  # it is being read
+        if isinstance(order, MoveOrder):
             self._moves.sent(order)
-        else:
-            self._steps += 1
         self._sent += 1
         self._last.append((self._sent, order))
         self._commons.ring.put(self._writer.write(order))
@@ -190,22 +190,14 @@ class FollowingRanks:
 
     def behind(self) -> str:
         """Say which rank the others wait for."""
-        lines = [self._commons.board.line(rank) for rank in range(self.world)]
-        working = [rank for rank in range(self.world) if not lines[rank].waiting_since] or [*range(self.world)]
-        rank = min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+        rank = rank_behind([self._commons.board.line(rank) for rank in range(self.world)])
         return f"rank {rank} is behind: {self._place(rank)}"
 
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        return "".join(
-            [
-                *places,
-                self._moves.report(),
-                "the last orders:\n",
-                *[f"  {number}: {order}\n" for number, order in self._last],
-            ]
-        )
+        orders = [f"  {number}: {_named(order)}\n" for number, order in self._last]
+        return "".join([*places, self._moves.report(), "the last orders:\n", *orders])
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
@@ -340,6 +332,24 @@ class FollowingRanks:
                 )
 
 
+def rank_behind(lines: Sequence[BoardLine]) -> int:
+    """Return the rank that the others wait for: it waits in no sum, and has begun the fewest."""
+    working = [rank for rank, line in enumerate(lines) if not line.waiting_since] or [*range(len(lines))]
+    return min(working, key=lambda rank: (lines[rank].calls, rank == 0))
+
+
+def _named(order: AnyOrder) -> str:
+    """Describe an order for a report."""
+    if isinstance(order, CaptureOrder):
+        return f"captures {len(order.capture)} programs, drops {len(order.drop)}"
+    if isinstance(order, MoveOrder):
+        return str(OpenMove(order))
+    if not isinstance(order, Order):
+        return str(order)
+    again = "" if order.words is not None else ", from the packet before"
+    return f"{order.key.forward}{again}"
+
+
 def _most_bytes(sizes: MemorySizes) -> int:
     """Return the bytes of the longest order, beside CaptureOrders."""
-    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + 1024
+    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + PATH_BYTES

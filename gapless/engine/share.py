@@ -9,7 +9,8 @@ import torch
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError
+from gapless.base.errors import ConfigError, EngineDeadError
+from gapless.base.progress import warn
 from gapless.base.share import WHOLE_SHARE, Share
 from gapless.comm.seam import Group
 from gapless.device import Device, build, gpus, open_device
@@ -45,6 +46,21 @@ def head_of(config: EngineConfig, device: Device, model: LoadedModel) -> Head | 
 def open_rank_device(config: EngineConfig, model_config: ModelConfig, share: Share = WHOLE_SHARE) -> Device:
     """Open the device of a rank. Raises ConfigError."""
     return open_device(config.device, _threads(config, model_config), config.devices[share.rank])
+
+
+def check_devices(config: EngineConfig, device: Device) -> None:
+    """Warn of ranks that share a GPU. Raises ConfigError if it is not given how much of its memory is theirs."""
+    if not device.caps.own_memory or len(set(config.devices)) == config.tensor_parallel_size:
+        return
+    if not (config.kv_cache_memory_bytes or config.num_gpu_blocks_override):
+        raise ConfigError(
+            "device_ids: ranks that share a GPU cannot see how much of its memory is theirs: give "
+            "--kv-cache-memory-bytes, the bytes of one rank's pages, or --num-gpu-blocks-override"
+        )
+    warn(
+        "device_ids: ranks that share a GPU take turns of about 2 ms in each sum unless NVIDIA's MPS runs: start it "
+        "with nvidia-cuda-mps-control -d"
+    )
 
 
 def _threads(config: EngineConfig, model_config: ModelConfig) -> int:

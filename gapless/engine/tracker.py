@@ -155,7 +155,7 @@ class Tracker:
                 self._abort(sibling.key)
 
     def suspend(self, error: Callable[[], Exception]) -> tuple[int, int]:
-        """Have open requests wait for another engine: this one is dead. Those that were open when the one before it
+        """Have open requests wait for another engine: this one is dead. Requests that were open when the one before it
         died too, which may have been their doing, end with errors. Returns the numbers of both."""
         open_requests = list(self.requests.values())
         for request in open_requests:

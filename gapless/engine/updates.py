@@ -8,14 +8,42 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from gapless.base.errors import CheckpointError, GaplessError, RequestError
+from gapless.base.share import Share
 from gapless.device import Device
 from gapless.engine.on_device import on_device
 from gapless.engine.seam import Answer
 from gapless.loop.loop import Loop
 from gapless.model.seam import LoadedModel
 from gapless.model.update import NewWeights, put_weights, read_weights
+from gapless.step.orders import WeightsOrder
 
 log = logging.getLogger("gapless.engine")
+
+
+class FollowingWeights:
+    """New weights of a rank that follows. One thread reads its share of them while the rank computes steps."""
+
+    def __init__(self, model: LoadedModel, device: Device, share: Share) -> None:
+        self._model, self._device, self._share = model, device, share
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
+        self._read: Future[NewWeights] | None = None
+
+    def obey(self, order: WeightsOrder) -> None:
+        """Begin to read new weights, drop them, or take them, which waits for them. Raises CheckpointError."""
+        path, digest = order
+        if not digest:
+            self._read = None
+            if path:
+                config, dtype = self._model.config, self._model.dtype
+                self._read = self._pool.submit(read_weights, Path(path), config, dtype, self._share)
+            return
+        assert self._read is not None, "weights are read before they are taken"
+        found, self._read = self._read.result(), None
+        if found.digest != digest:
+            raise CheckpointError(f"{path}: its files changed while the ranks read them: write them elsewhere")
+        parts = put_weights(self._model, found.params)
+        while on_device(self._device, lambda: next(parts, False)):
+            pass
 
 
 class WeightUpdates:
@@ -30,6 +58,7 @@ class WeightUpdates:
         self.waits = False
         """Whether new requests wait: the weights are read, and the loop's requests are ending."""
         self._loop, self._model, self._device, self._name = loop, model, device, name
+        self._path = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
         self._update: tuple[Future[NewWeights], Answer] | None = None
         self._parts: Iterator[bool] | None = None
@@ -43,7 +72,9 @@ class WeightUpdates:
         if self.under_way:
             answer(RequestError("another update of the weights is under way: wait for its answer", "model_path"))
             return
-        read = self._pool.submit(read_weights, Path(path), self._model.config, self._model.dtype)
+        self._path, share = path, self._loop.launcher.program.group.share
+        self._order(path)
+        read = self._pool.submit(read_weights, Path(path), self._model.config, self._model.dtype, share)
         self._update = read, answer
         read.add_done_callback(lambda _: self._loop.bell.ring())
 
@@ -54,6 +85,7 @@ class WeightUpdates:
             return False
         read, answer = self._update
         if (error := read.exception()) is not None:
+            self._order("")
             self._end()
             answer(self._refusal(error))
             return True
@@ -61,6 +93,7 @@ class WeightUpdates:
         if self._loop.requests or self._loop.in_flight:
             return False
         if self._parts is None:
+            self._order(self._path, read.result().digest)
             self._parts = put_weights(self._model, read.result().params)
         parts = self._parts
         if on_device(self._device, lambda: next(parts, False)):
@@ -75,6 +108,11 @@ class WeightUpdates:
     def close(self) -> None:
         """End the thread, after its current files."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _order(self, path: str, digest: str = "") -> None:
+        """Let the other ranks read a checkpoint, take it, or drop it."""
+        if (ranks := self._loop.launcher.ranks) is not None:
+            ranks.send(WeightsOrder(str(Path(path).resolve()) if path else "", digest))
 
     def _end(self) -> None:
         self._update = self._parts = None

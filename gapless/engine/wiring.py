@@ -25,7 +25,7 @@ from gapless.engine.rank_messages import RankPlan
 from gapless.engine.rank_process import RankProcess, start_ranks
 from gapless.engine.ranks import FollowingRanks
 from gapless.engine.seam import EngineInfo
-from gapless.engine.share import check_sum, choose_kernels, facts_of, head_of, open_rank_device
+from gapless.engine.share import check_devices, check_sum, choose_kernels, facts_of, head_of, open_rank_device
 from gapless.engine.sizing import choose_sizes, most_captured, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -173,6 +173,7 @@ def _load(
     """Read the model, its drafter, the adapters and the processors, while the other ranks read theirs."""
     config = on_device(device, lambda: settle_dtype(config, model_config, device.caps))
     if ranks is not None:
+        check_devices(config, device)
         announce(f"{ranks.world} ranks share the model: this process and {', '.join(map(str, ranks.pids))}")
         ranks.fails(device)
         ranks.load(config)

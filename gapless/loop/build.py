@@ -103,7 +103,7 @@ def build_loop(device: Device, model: Model, spec: LoopSpec) -> Loop:
     tier = _host_tier(device, spec, pools, ledger, launcher.program) if spec.host and index else None
     source = TierSource(tier, index, pools, spec.host.least_tokens) if tier and spec.host and index else NO_SOURCE
     planner = Planner(limits, pools, rows, ledger, index, source)
-    adapters = AdapterLoader(device, spec.adapters, rows, ledger) if spec.adapters else None
+    adapters = AdapterLoader(device, spec.adapters, rows, ledger, spec.ranks) if spec.adapters else None
     transfers = _transfers(device, launcher.program, tier, spec) if tier else None
     masks = _masks(launcher, rows, spec)
     beside = Beside(waits=RankWaits(spec.ranks.waited) if spec.ranks is not None else None)

@@ -16,6 +16,7 @@ from gapless.memory.adapters import AdapterLoad, AdapterSlots
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
+from gapless.step.orders import AdapterOrder, Ranks
 
 if TYPE_CHECKING:  # its import brings file readers
     from gapless.model.adapters import AdapterTables
@@ -28,6 +29,8 @@ class AdapterContents(NamedTuple):
     """Ring memory, in the order and shapes of `AdapterTables.slot`"""
     digest: str
     """Identity of its slot and its KV"""
+    path: str = ""
+    """The directory that it was read from"""
 
 
 class Adapters(NamedTuple):
@@ -42,10 +45,13 @@ class AdapterLoader(Part):
     """The adapters of an engine. A load runs on its own stream: no step waits for it, and it waits for no step.
 
     It writes a slot unused by rows in flight, and rows take the slot after the host has seen the load's fence. Adapters
-    go by their digests, so that a name may be given to another one at any time.
+    go by their digests, so that a name may be given to another one at any time. Other ranks keep the same adapters, and
+    load them in the order of steps.
     """
 
-    def __init__(self, device: Device, adapters: Adapters, rows: RowTable, ledger: Ledger) -> None:
+    def __init__(
+        self, device: Device, adapters: Adapters, rows: RowTable, ledger: Ledger, ranks: Ranks | None = None
+    ) -> None:
         self.names: dict[str, str] = {}
         """Name -> digest"""
         self.contents: dict[str, AdapterContents] = {}
@@ -56,6 +62,7 @@ class AdapterLoader(Part):
         self._device = device
         self._tables = adapters.tables
         self._ledger = ledger
+        self._ranks = ranks
         self._load: tuple[AdapterLoad, Fence] | None = None
         for name, contents in adapters.contents.items():
             self.put(name, contents)
@@ -66,6 +73,7 @@ class AdapterLoader(Part):
         if digest not in self.contents:
             self.contents[digest] = contents
             self._leases[digest] = self.slots
+            self._order(digest, contents.path)
         self._forget()
 
     def drop(self, name: str) -> None:
@@ -82,6 +90,12 @@ class AdapterLoader(Part):
         for digest in filter(self.slots.forget, [*self._nameless]):
             self._nameless.remove(digest)
             del self.contents[digest], self._leases[digest]
+            self._order(digest, "")
+
+    def _order(self, digest: str, path: str, slot: int = NO_SLOT) -> None:
+        """Let the other ranks do so too."""
+        if self._ranks is not None:
+            self._ranks.send(AdapterOrder(digest, path, slot))
 
     def check(self, request: Request) -> Request:
         """Return the request with its adapter's digest in place of the name, which may be given to another adapter."""
@@ -119,8 +133,9 @@ class AdapterLoader(Part):
         return True
 
     def _start(self, load: AdapterLoad) -> Fence:
-        stream, sources = self._device.bulk_in, self.contents[load.adapter].parts
+        stream, (sources, digest, path) = self._device.bulk_in, self.contents[load.adapter]
         assert load.slot != NO_SLOT
+        self._order(digest, path, load.slot)
         for target, source in zip(self._tables.slot(load.slot), sources, strict=True):
             stream.upload(target, source)
         return stream.record()

@@ -17,7 +17,7 @@ from gapless.device import Fence
 from gapless.kernels.layout import LENGTH
 from gapless.step.executor import Executor
 from gapless.step.keys import ProgramKey, StepKey
-from gapless.step.orders import AnyOrder, CaptureOrder
+from gapless.step.orders import AdapterOrder, AnyOrder, CaptureOrder, WeightsOrder
 from gapless.step.program import NEWS, StepProgram, newest
 
 
@@ -47,11 +47,12 @@ class Follower:
 
     def __init__(
         self, executor: Executor, captured: Callable[[list[bool]], None],
+        adapt: Callable[[AdapterOrder], None] | None = None, renew: Callable[[WeightsOrder], None] | None = None,
         move: Callable[[MoveOrder, Fence | None], None] | None = None,
     ) -> None:  # fmt: skip
-        """`captured` is given which graphs of a CaptureOrder this rank has made. `move` begins a transfer of pages
-        after a fence, or at once."""
-        self.executor, self._move = executor, move
+        """`captured` is given which graphs of a CaptureOrder this rank has made; `adapt` obeys an AdapterOrder, and
+        `renew` a WeightsOrder. `move` begins a transfer of pages after a fence, or at once."""
+        self.executor, self._adapt, self._renew, self._move = executor, adapt, renew, move
         self.launched = 0
         """Steps enqueued so far"""
         self._captured = captured
@@ -72,6 +73,16 @@ class Follower:
         if isinstance(order, MoveOrder):
             assert self._move is not None, "a rank without a host tier has no pages to move"
             self._move(order, self._end_of(order.after))
+            return
+        if isinstance(order, AdapterOrder):
+            assert self._adapt is not None, "a model without adapters"
+            self._adapt(order)
+            return
+        if isinstance(order, WeightsOrder):
+            assert self._renew is not None, "a model that keeps its weights"
+            if order.digest:
+                self._drain()
+            self._renew(order)
             return
         while not self.executor.ready():
             self._flown.popleft().wait()

@@ -44,7 +44,26 @@ class CaptureOrder(NamedTuple):
     drop: tuple[ProgramKey, ...]
 
 
-AnyOrder = Order | CaptureOrder | MoveOrder
+class AdapterOrder(NamedTuple):
+    """An adapter that every rank reads and keeps, copies to a slot, or forgets."""
+
+    digest: str
+    path: str
+    """The directory of it; empty to forget it"""
+    slot: int
+    """NO_SLOT to read it alone. No step in flight reads any other."""
+
+
+class WeightsOrder(NamedTuple):
+    """New weights that every rank reads beside its steps, and takes once nothing is in flight."""
+
+    path: str
+    """The directory of a checkpoint; empty to drop the last one"""
+    digest: str
+    """The digest of the leader's, to take them; empty to read them"""
+
+
+AnyOrder = Order | CaptureOrder | AdapterOrder | WeightsOrder | MoveOrder
 
 
 class Ranks(Protocol):
@@ -55,7 +74,7 @@ class Ranks(Protocol):
         ...
 
     def send(self, order: AnyOrder) -> None:
-        """Send an order to all: there is room for it, or it is one of captures."""
+        """Send an order to all. There is room for a step; other orders wait for it."""
         ...
 
     def captured(self, order: CaptureOrder) -> list[bool]:
@@ -82,7 +101,7 @@ class Ranks(Protocol):
 
 def followed(order: AnyOrder) -> AnyOrder:
     """Return an order as ranks without samplers and lanes need it: loads and forwards."""
-    if isinstance(order, MoveOrder):
+    if isinstance(order, AdapterOrder | WeightsOrder | MoveOrder):
         return order
     if isinstance(order, CaptureOrder):
         return CaptureOrder(*(tuple(key for key in keys if isinstance(key, ForwardKey)) for keys in order))
@@ -112,12 +131,11 @@ class OrderWriter:
     def write(self, order: AnyOrder) -> bytes:
         """Return the bytes of an order."""
         order = followed(order)
-        if isinstance(order, CaptureOrder):
-            return self._sealed(_CAPTURE, 0, 0, _packed(order), b"")
         if isinstance(order, MoveOrder):
             facts = _MOVE_FACTS.pack(order.number, order.after)
-            places = _packed(order.counts)
-            return self._sealed(_MOVE, order.stores, 0, facts + places, order.places)
+            return self._sealed(_MOVE, order.stores, 0, facts + _packed(order.counts), order.places)
+        if not isinstance(order, Order):
+            return self._sealed(_WHOLE, 0, 0, _packed(order), b"")
         key, words = order
         number, fresh = self._number(key._replace(load=None))
         parts = (key if fresh else None, key.load)
@@ -166,8 +184,8 @@ class OrderReader:
             counts = _unpacked(bytes(data[size + _MOVE_FACTS.size : size + named]))
             return MoveOrder(bool(flags), order, after, counts, bytes(data[size + named :]))
         parts = _unpacked(bytes(data[size : size + named])) if named else (None, None)
-        if kind == _CAPTURE:
-            assert isinstance(parts, CaptureOrder), "a whole order"
+        if kind == _WHOLE:
+            assert isinstance(parts, CaptureOrder | AdapterOrder | WeightsOrder), "a whole order"
             return parts
         fresh, load = parts
         if fresh is not None:
@@ -178,11 +196,11 @@ class OrderReader:
         return Order(key if load is None else key._replace(load=load), words)
 
 
-_STEP, _CAPTURE, _MOVE = range(3)
+_STEP, _WHOLE, _MOVE = range(3)
 _MOVE_FACTS = struct.Struct("<QQ")
 """Number of a move, and the steps that it comes after"""
 _RECORDS = {kind.__name__: kind for kind in (
-    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder
+    BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder, AdapterOrder, WeightsOrder
 )}  # fmt: skip
 """The records that travel, by name"""
 

@@ -29,7 +29,7 @@ from gapless.offload.transfers import FollowingMoves
 from gapless.step.executor import Executor
 from gapless.step.follower import Follower, FollowerProgram
 from gapless.step.keys import ForwardKey
-from gapless.step.orders import AnyOrder, CaptureOrder, OrderReader, OrderWriter
+from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderReader, OrderWriter
 from gapless.step.program import RowOptions
 from gapless.testing.adversary import MOODS
 from gapless.testing.baton import Baton
@@ -285,7 +285,8 @@ class World:
         self._captures += isinstance(order, CaptureOrder)
         if isinstance(order, MoveOrder):
             self._moves.sent(order)
-        assert isinstance(order, CaptureOrder) or self.room(1), "a full ring takes no order"
+        full = any(len(host.inbox) >= self.faults.ring for host in self.hosts)
+        assert isinstance(order, CaptureOrder) or not full, "a full ring takes no order"
         data = self._writer.write(order)
         self.sent.append(named(order))
         for host in self.hosts:
@@ -454,6 +455,8 @@ def named(order: AnyOrder) -> str:
         return f"captures of {len(order.capture)} graphs"
     if isinstance(order, MoveOrder):
         return f"{'a store' if order.stores else 'a load'} of {sum([count for _, count in order.counts])} pages"
+    if not isinstance(order, Order):
+        return str(order)
     packet = order.key.forward.packet
     again = ", again" if order.words is None else ""
     return f"a step of {packet.rows} rows, {packet.chunks} chunks{again}"

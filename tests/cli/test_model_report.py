@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gapless.base import host
-from gapless.base.config import EngineConfig
+from gapless.base.config import NEEDS_ONE_RANK, EngineConfig
 from gapless.cli import checks, rank_report
 from gapless.cli.main import main
 from gapless.cli.model_report import rows
@@ -101,7 +101,7 @@ def test_the_share_of_each_rank_is_reported_with_its_bytes(tmp_path, monkeypatch
     assert first[2].startswith(of_layers.format("0 to 1", 0, "0 to 23", "0 to 63", (4 * layer + 64 * tokens) / 1e3))
     assert second[2].startswith(of_layers.format("2 to 3", 1, "24 to 47", "64 to 99", (4 * layer + 36 * tokens) / 1e3))
     assert first[2].endswith("weights in bfloat16, 2,048 bytes a page of 16 tokens")  # of 256 bytes a token
-    assert refused[1] == "ok" and "lora_modules, adapters do not work" in refused[2]
+    assert refused[1] == "ok" and all(f"{name}, {why}" in refused[2] for name, _, why in NEEDS_ONE_RANK)
     assert links == ("links", "ok", "2 ranks share the host's memory, and its 2 usable cores")
     monkeypatch.setattr(host, "usable_cores", lambda: 1)
     assert rank_lines(tmp_path, tensor_parallel_size=2)[-1][1] == "warn"

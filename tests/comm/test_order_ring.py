@@ -123,6 +123,7 @@ def test_each_rank_writes_its_line_of_the_board_and_all_read_it() -> None:
 
 def test_a_pulse_goes_without_the_interpreter_and_ends_with_its_rank() -> None:
     with shared(2) as (leader, other):
+        until(lambda: leader.board.line(1).pulse > 0)
         before = leader.board.line(1).pulse
         assert abs(before - time.monotonic_ns()) < 60e9
         until(lambda: leader.board.line(1).pulse > before)

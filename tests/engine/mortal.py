@@ -82,6 +82,9 @@ class MortalBackend(MessageBackend):
                 self._forget()
                 self.broke(EngineDeadError("killed on purpose"))
                 self.at_death()
+            except Exception as error:  # a fault of the front or the core: no test waits for it
+                self.died(error)
+                raise
 
     def _forget(self) -> None:
         for key in self._keys:

@@ -89,7 +89,7 @@ def test_a_rank_that_fails_says_why(faulty, place):
 
 def test_other_files_on_a_rank_are_refused_with_both_values(faulty):
     faulty("other at facts")
-    with pytest.raises(ConfigError, match=r"rank 1 has another weights than rank 0: 'others', not '[0-9a-f]{16}'$"):
+    with pytest.raises(ConfigError, match=r"rank 1 differs from rank 0 in weights: 'others', not '[0-9a-f]{16}'$"):
         engine()
 
 
@@ -126,8 +126,9 @@ def test_a_rank_killed_at_rest_fails_the_next_request(nothing_left):
             until(lambda: llm.generate("Once", SamplingParams(max_tokens=1)) and False)
 
 
-def test_a_program_that_hangs_on_one_rank_is_named_by_the_watchdog(faulty, capfd):
-    faulty("hang at forward")
+@pytest.mark.parametrize("place", ["forward", "order"])
+def test_a_program_or_host_that_hangs_on_one_rank_is_named_by_the_watchdog(faulty, capfd, place):
+    faulty(f"hang at {place}")
     stalled = r"^no step completed for .* s .*; rank 1 is behind: took \d+ of \d+ orders, .* waits in none$"
     options = {"enforce_eager": True, "watchdog_seconds": 1.0, "max_num_batched_tokens": 64}
     with pytest.raises(StalledError, match=stalled), engine(**options) as llm:

@@ -20,14 +20,15 @@ import pytest
 from kills.clients import Clients, Question, questions
 from kills.holdings import Ward
 from kills.pair import PARTS, SIDES, Pair, kill_router, kill_side
+from kills.ranks import RANKS, Ranked, kill_rank
 from kills.stores import DURABLE, Tiered, found_again, kill_store, start
-from kills.streams import HEAD, BothSides, OneDevice, of_streams
+from kills.streams import HEAD, BothSides, OneDevice, TwoRanks, of_streams
 from tier_servers import lmcache_server, redis_server
 
 STORES = {"redis": lambda folder: redis_server(folder, *DURABLE), "lmcache": lmcache_server}
-STREAMS = {"streams": OneDevice, "pair streams": BothSides}
+STREAMS = {"streams": OneDevice, "pair streams": BothSides, "rank streams": TwoRanks}
 """Targets that keep many streams open, and what is killed under them"""
-TARGETS = (*SIDES.values(), "router", *STORES, *STREAMS)
+TARGETS = (*SIDES.values(), "router", "ranks", *STORES, *STREAMS)
 WARM = 60
 """Answers after which tiers are full"""
 MANY, FEW = 1_000_000, 6
@@ -85,6 +86,19 @@ def of_router(rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
     return _verdict("router", clients, Ward(), seconds)
 
 
+def of_ranks(rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
+    """Kill a rank that follows and the one that leads in turns."""
+    rng, ward, server = random.Random(seed), Ward(), Ranked()
+    clients = Clients(server.base, asked, MANY, seed)
+    try:
+        seconds = _rounds(
+            server, clients, ward, rounds, lambda turn: kill_rank(server, clients, RANKS[turn % 2], rng)[0]
+        )
+    finally:
+        server.close()
+    return _verdict("ranks", clients, ward, seconds)
+
+
 def of_store(name: str, rounds: int, asked: Sequence[Question], seed: int) -> Verdict:
     """Kill a store; at the end also the server, which must find again what the store has kept."""
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +120,7 @@ def of_store(name: str, rounds: int, asked: Sequence[Question], seed: int) -> Ve
 
 
 def _rounds(
-    server: Pair | Tiered, clients: Clients, ward: Ward, rounds: int, one: Callable[[int], float]
+    server: Pair | Tiered | Ranked, clients: Clients, ward: Ward, rounds: int, one: Callable[[int], float]
 ) -> list[float]:
     """Warm up, and run the rounds. Return the seconds until the service was back."""
     seconds = []
@@ -155,6 +169,8 @@ def main() -> int:
                 verdict = of_store(target, args.rounds, asked, args.seed)
             elif target == "router":
                 verdict = of_router(args.rounds, asked, args.seed)
+            elif target == "ranks":
+                verdict = of_ranks(args.rounds, asked, args.seed)
             else:
                 verdict = of_side(target, args.rounds, asked, args.seed)
         except pytest.skip.Exception as reason:

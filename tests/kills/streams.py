@@ -26,8 +26,13 @@ NO_LIMIT = "from gapless.engine import process_backend; process_backend.CRASH_WI
 BACK_SECONDS = 120.0
 OPEN_SECONDS = 600.0
 """All streams are open, or those of a kill have ended, within this time, also on a busy machine"""
-AGAIN_SECONDS = 0.5
-"""How long a client waits after a 503 before it asks again"""
+AGAIN_SECONDS = 1.0, 4.0
+"""How long a client waits after a 503 before it asks again, from and to"""
+A_SECOND = 50
+"""Clients that begin in a second"""
+FULL = 0.9
+"""Part of the clients whose streams are open at a kill, at least: some are between two"""
+BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting){.*} (\S+)$", re.MULTILINE)
 
 
 class OneDevice(Server):
@@ -35,11 +40,13 @@ class OneDevice(Server):
 
     program = ("-c", f"{NO_LIMIT}import sys; from gapless.cli.main import main; sys.exit(main())")
 
+    flags = FLAGS
+
     def __init__(self) -> None:
-        super().__init__(*FLAGS)
+        super().__init__(*self.flags)
 
     def engine(self, turn: int) -> int | None:
-        """Return the process of the engine, if there is one."""
+        """Return the process to kill in this turn, if it is there: the engine's."""
         return next(iter(children(self.process.pid)), None)
 
     def page(self) -> str:
@@ -48,6 +55,16 @@ class OneDevice(Server):
     def close(self) -> None:
         self.process.kill()
         self.stop()
+
+
+class TwoRanks(OneDevice):
+    """A server whose engine has two ranks, which are killed in turns."""
+
+    flags = (*FLAGS, "--tensor-parallel-size", "2")
+
+    def engine(self, turn: int) -> int | None:
+        leader = super().engine(turn)
+        return leader if leader is None or turn % 2 == 0 else next(iter(children(leader)), None)
 
 
 class BothSides(Pair):
@@ -81,7 +98,7 @@ class OpenStreams:
         self.ended: list[Ended] = []
         self.refused = 0
         self.open: dict[int, float] = {}
-        """Start of each stream that the server answers, by client"""
+        """Start of each client's request that has not ended"""
         self._at, self._asked, self._count, self._seed = urlsplit(base), asked, count, seed
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -92,10 +109,6 @@ class OpenStreams:
         self._stopping.set()
         self._thread.join(OPEN_SECONDS)
         assert not self._thread.is_alive(), "a stream does not end"
-
-    def full(self) -> None:
-        """Wait until all are open."""
-        settled(lambda: len(self.open) >= self._count, True, "streams open", OPEN_SECONDS)
 
     def since(self, moment: float) -> None:
         """Wait until all streams that were open then have ended."""
@@ -110,21 +123,21 @@ class OpenStreams:
 
     async def _client(self, number: int) -> None:
         rng = random.Random(f"{self._seed} {number}")
+        await asyncio.sleep(number / A_SECOND)
         while not self._stopping.is_set():
             question = rng.choice(self._asked)
             try:
                 reader, writer = await asyncio.open_connection(self._at.hostname, self._at.port)
-            except ConnectionError:
-                await asyncio.sleep(AGAIN_SECONDS)
-                continue
-            try:
                 writer.write(_asking(question, f"salt {rng.randrange(4)}"))
-                await self._read(number, question, reader)
-            finally:
+                taken = await self._read(number, question, reader)
                 writer.close()
+            except ConnectionError:
+                taken = False
+            if not taken:
+                await asyncio.sleep(rng.uniform(*AGAIN_SECONDS))
 
-    async def _read(self, number: int, question: Question, reader: asyncio.StreamReader) -> None:
-        """Read one answer; a 503 is asked again later, as clients do."""
+    async def _read(self, number: int, question: Question, reader: asyncio.StreamReader) -> bool:
+        """Read one answer. Returns False for a 503, after which clients ask again."""
         self.open[number] = began = last = time.monotonic()
         text, reason, fault, pause = "", None, "", 0.0
         try:
@@ -132,8 +145,7 @@ class OpenStreams:
             if b" 503 " in status:
                 self.refused += 1
                 del self.open[number]
-                await asyncio.sleep(AGAIN_SECONDS)
-                return
+                return False
             async for line in reader:
                 now = time.monotonic()
                 pause, last = max(pause, now - last), now
@@ -149,6 +161,7 @@ class OpenStreams:
             fault = repr(error)
         del self.open[number]
         self.ended.append(Ended(began, time.monotonic(), fault, pause))
+        return True
 
 
 def _asking(question: Question, salt: str) -> bytes:
@@ -167,8 +180,8 @@ class Survived(NamedTuple):
     name: str
     kills: int
     streams: int
-    open_at_kills: int
-    """Streams that were open, summed over the kills"""
+    open_at_kills: float
+    """Streams that the engine had, on average over the kills"""
     refused: int
     """Requests that were answered with 503 while there was no engine"""
     longest: float
@@ -179,13 +192,13 @@ class Survived(NamedTuple):
     def __str__(self) -> str:
         resumed = ", ".join(f"{outcome} {count:.0f}" for outcome, count in self.resumed.items())
         return (
-            f"| {self.name} | {self.kills} | {self.streams} | {self.open_at_kills} | {len(self.faults)} "
+            f"| {self.name} | {self.kills} | {self.streams} | {self.open_at_kills:.0f} | {len(self.faults)} "
             f"| {self.refused} | {self.longest:.1f} s | {resumed} |"
         )
 
 
 HEAD = (
-    "| engine of | kills | streams | open at a kill, summed | failed | 503 meanwhile | longest pause | resumed |\n"
+    "| engine of | kills | streams | open at a kill | failed | 503 meanwhile | longest pause | resumed |\n"
     "|---|---:|---:|---:|---:|---:|---:|---|"
 )
 
@@ -194,16 +207,16 @@ def of_streams(
     name: str, server: OneDevice | BothSides, rounds: int, asked: Sequence[Question], count: int, seed: int
 ) -> Survived:
     """Kill an engine under `count` open streams, once they are all open and none has met the kill before."""
-    rng, open_at_kills = random.Random(seed), 0
+    rng, open_at_kills = random.Random(seed), list[float]()
     streams = OpenStreams(server.base, asked, count, seed)
     try:
         for turn in range(rounds):
-            streams.full()
+            settled(lambda: _open(server) >= FULL * count, True, f"{count} open streams", OPEN_SECONDS)
             time.sleep(rng.uniform(0, 1))
-            victim = server.engine(turn)
+            victim, now_open = server.engine(turn), _open(server)
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
-            open_at_kills += len(streams.open)
+            open_at_kills.append(now_open)
             gone = (victim, None)
             settled(lambda turn=turn, gone=gone: server.engine(turn) in gone, False, "another engine", BACK_SECONDS)
             streams.since(time.monotonic())
@@ -215,4 +228,10 @@ def of_streams(
         server.close()
     longest = max(stream.pause for stream in streams.ended)
     resumed = {outcome: float(number) for outcome, number in found}
-    return Survived(name, rounds, len(streams.ended), open_at_kills, streams.refused, longest, resumed, streams.faults)
+    mean = sum(open_at_kills) / rounds
+    return Survived(name, rounds, len(streams.ended), mean, streams.refused, longest, resumed, streams.faults)
+
+
+def _open(server: OneDevice | BothSides) -> float:
+    """Return the streams that the engine runs, or that wait there."""
+    return sum(map(float, BUSY.findall(server.page())))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from loops_under_guard import loops_under_no_race
 from oracles import ORACLES, play_on_ranks
 
+from gapless.guard.race_device import DeviceWatch
 from gapless.testing.world import Faults
 
 SEEDS, RACED = pytest.mark.seeds, pytest.mark.raced
@@ -27,7 +29,7 @@ def test_tokens_of_ranks_equal_the_direct_computation(name, depth, ranks, guarde
     oracle = ORACLES[name]
     with guarded_steps.rest():
         counts = play_on_ranks(oracle, oracle.few, depth, ranks, LATE if depth % 4 == 0 else None)
-    assert counts["steps"] > 40 and counts["captured"], counts
+    assert counts["steps"] > 40, counts
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,22 @@ def test_chains_of_ranks_equal_the_direct_computation(name, chain, depth, guarde
     with guarded_steps.rest():
         counts = play_on_ranks(ORACLES[name], ORACLES[name].few, depth, 2, LATE, chain=chain)
     assert counts["chained"] > 4, counts
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("plain", 2), *(pytest.param(name, 3, marks=RACED) for name in ("erring masked drafts", "page groups"))],
+)
+def test_pages_of_all_ranks_are_reused_without_a_race(name, ranks, guarded_steps):
+    """The leader alone gives pages back, and asks no other rank: its last sum of a step has come after their reads."""
+    with guarded_steps.rest(), loops_under_no_race():
+        counts = play_on_ranks(ORACLES[name], ORACLES[name].few[:4], 4, ranks, LATE)
+    assert counts["steps"] > 40, counts
+
+
+def test_pages_of_ranks_have_a_race_if_operations_order_nothing(guarded_steps, monkeypatch):
+    """The check above bites: without the edges of operations nobody knows what another rank has read."""
+    monkeypatch.setattr(DeviceWatch, "takes", lambda *_: None)
+    with guarded_steps.rest(), loops_under_no_race("record") as checker:
+        play_on_ranks(ORACLES["plain"], [0], 4, 2)
+    assert any("engine 2 kv" in str(race) for race in checker.races), checker.races

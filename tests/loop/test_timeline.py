@@ -8,7 +8,6 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
-from followers import Followers
 from harness import VOCAB, Job, capture_all, checksum_loop, request, run, script, sizes
 from sharpest import sharpest
 from torch_internals import take_back
@@ -24,6 +23,7 @@ from gapless.loop.timeline import Gap, StepSizes, Timeline, all_gaps, gaps_befor
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.loops import loop_of
 from gapless.testing.sim import TICK_NS, SimDevice
+from gapless.testing.world import World
 
 SHAPE = Sizes(rows=3, max_len=64, pages=60, page_size=4, step_tokens=64, queue=8)
 IDLE = ("host_late", "no_work", "copy_wait", "capture", "graph_miss", "depth", "launch", "ranks")
@@ -197,12 +197,8 @@ def test_a_wait_of_ranks_is_given_to_one_step_at_most():
     assert waits.of(40) == [0, 0]
 
 
-class Waiting(Followers):
-    """Two followers: the leader's device waits a quarter of the time, and one of the others always."""
-
-    def __init__(self, device):
-        super().__init__(())
-        self.device = device
+class Waiting(World):
+    """The leader of two more: its device waits a quarter of the time, and one of the others always."""
 
     def waited(self):
         return [self.device.host_now // 4, 0, self.device.host_now]
@@ -213,8 +209,9 @@ class Waiting(Followers):
 
 @pytest.mark.parametrize("depth", sharpest([4, 1]))
 def test_a_loop_counts_what_its_ranks_wait_for_each_other(depth):
-    device = SimDevice(3)
-    loop = checksum_loop(device, sizes(3), depth, ranks=Waiting(device))
+    world = Waiting(3, 1)
+    device = world.device
+    loop = checksum_loop(device, sizes(3), depth, ranks=world)
     device.host_now += LONG
     loop.log.forget()
     begin = device.host_now

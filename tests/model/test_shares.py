@@ -213,12 +213,6 @@ def test_a_share_of_groups_of_inputs_that_ranks_would_cut_is_refused_with_what_c
         check_share(config, 2)
 
 
-def test_a_share_of_a_model_with_a_drafting_head_is_refused_by_name():
-    config = EngineConfig(model="demo", speculative_config='{"method": "eagle3"}')
-    with pytest.raises(ConfigError, match="tensor_parallel_size: drafts by a model need one rank: leave it out"):
-        on_ranks(2, lambda group: load_model(config, CPU, group=group))
-
-
 def test_a_share_of_a_model_of_the_transformers_backend_is_refused_by_name():
     config = EngineConfig(model="demo", model_impl="transformers")
     with pytest.raises(ConfigError, match=r"tensor_parallel_size: .* Transformers backend, which has one rank"):

@@ -42,16 +42,21 @@ def try_site(site: Site, most_seeds: int, first: int | None = None) -> Verdict:
 
 def _check_site(site: Site, error: Exception) -> None:
     """A site that no longer fits the engine fails by itself, and shows nothing."""
-    if isinstance(error.__cause__, Exception):
-        error = error.__cause__
+    error = _cause(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     if "mutation" in Path(frame.filename).parts and not isinstance(error, AssertionError):
         raise RuntimeError(f"the site {site.name!r} does not fit the engine: {frame.line}") from error
 
 
+def _cause(error: Exception) -> Exception:
+    """The error behind this one, if it was raised: ranks end for the reasons of others."""
+    cause = error.__cause__
+    return cause if isinstance(cause, Exception) and cause.__traceback__ is not None else error
+
+
 def _words(error: Exception) -> str:
     """What the failure says of itself, in one line."""
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    cause = _cause(error)
     text = str(cause).partition("\n")[0]
     frame = traceback.extract_tb(cause.__traceback__)[-1]
     return text or f"{type(cause).__name__} in {frame.name}: {frame.line}"

@@ -34,6 +34,7 @@ from mutation import (
     sites_of_masks,
     sites_of_pages,
     sites_of_peers,
+    sites_of_ranks,
 )
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
@@ -366,6 +367,7 @@ SITES = (
     *sites_of_host.SITES,
     *sites_of_lower.SITES,
     *sites_of_peers.SITES,
+    *sites_of_ranks.SITES,
 )
 """A finished row that goes on is not among them: its token goes to leased pages and an unread line, so the engine bears
 it. tests/step/test_program.py holds it instead."""

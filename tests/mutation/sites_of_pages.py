@@ -1,4 +1,4 @@
-"""Protections of pages, bounds, lanes and followers: the doors of a prefix, pins, windows, rows that are held."""
+"""Protections of pages, bounds and lanes: the doors of a prefix, pins, windows, rows that are held."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from followers import Follower
 from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
@@ -24,7 +23,6 @@ from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
 from gapless.step.lanes.score import ScoreKey
 from gapless.step.listing import Lanes
-from gapless.step.orders import Order
 
 # Two doors of a prefix: what a step may read, and what a transfer may read.
 
@@ -207,21 +205,6 @@ def score_in_the_next_slot() -> AbstractContextManager[None]:
     return replaced(ScoreKey, "run", score)
 
 
-# Followers.
-
-
-def orders_change_places() -> AbstractContextManager[None]:
-    """A follower takes the second order first."""
-
-    def obey(original: Callable[..., bool], self: Follower) -> bool:
-        if len(self.orders) > 1 and all(isinstance(order, Order) and order.words for order in list(self.orders)[:2]):
-            first, second = self.orders.popleft(), self.orders.popleft()
-            self.orders.extendleft((first, second))
-        return original(self)
-
-    return replaced(Follower, "_obey", obey)
-
-
 def tiers(scenario: Scenario) -> bool:
     return scenario.tier
 
@@ -232,10 +215,6 @@ def windows(scenario: Scenario) -> bool:
 
 def spoils(scenario: Scenario) -> bool:
     return any(fault.kind == "spoil" for fault in scenario.faults)
-
-
-def follows(scenario: Scenario) -> bool:
-    return scenario.followers > 0
 
 
 def filters(scenario: Scenario) -> bool:
@@ -262,5 +241,4 @@ SITES = (
     Site("every row with filters is in the list of its lane", 1, one_row_uncut, where=filters),
     Site("the lists of the lanes come with the packet", 1, lists_stay_behind),
     Site("scores go to their own step's outbox", 20, score_in_the_next_slot),
-    Site("a follower obeys in the order of the leader", 21, orders_change_places, where=follows),
 )

@@ -12,7 +12,7 @@ from mutation.sites import NOT_YET, SITES
 from mutation.tools import Site, untouched
 from sharpest import sharpest
 from simulation.run import sound_world
-from simulation.scenario import PAIRS, draw
+from simulation.scenario import PAIRS, RANKS, draw
 
 pytestmark = pytest.mark.unguarded
 
@@ -90,6 +90,11 @@ NOTICED = {
     "a page from a peer is loaded where no step writes": PAIRS + 8,
     "a page from a peer is shared when it has come": PAIRS + 26,
     "peers of other weights have other names": PAIRS + 25,
+    "a graph is kept if every rank has it": RANKS + 3,
+    "a capture meets no other rank": RANKS + 1,
+    "news of a row have all tokens of a step": RANKS + 36,
+    "news of a row have its drafts": RANKS + 2,
+    "a rank that follows has no drafts of its own": RANKS + 2,
 }
 """A seed that notices, of those protections that the first few do not. Another one is looked for where it does not."""
 NAMES = [site.name for site in SITES]
@@ -108,6 +113,7 @@ SHARP = (
     "a page that is stored is not given away",
     "a page of the host tier's store is not given away",
     "a page from a peer is shared when it has come",
+    "a rank hears the news of every step",
 )
 """Those that `make test` takes away, of every kind some."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 from simulation.pair import PairWorld
-from simulation.scenario import PAIRS, Scenario, draw
+from simulation.scenario import PAIRS, RANKS, Scenario, draw
 from simulation.shrink import shrink
 from simulation.world import World
 
@@ -71,10 +72,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--pairs", action="store_true", help="of a prefiller and a decoder")
+    parser.add_argument("--ranks", action="store_true", help="of engines of several ranks")
     args = parser.parse_args()
+    logging.getLogger("gapless").setLevel(logging.ERROR)  # captures fail because the seed says so
     if args.seed is not None:
         args.first, args.seeds, args.jobs = args.seed, 1, 1
-    args.first += PAIRS if args.pairs else 0
+    args.first += PAIRS if args.pairs else RANKS if args.ranks else 0
     begin = time.monotonic()
     if args.jobs > 1:
         code = _spread(args.first, args.seeds, args.jobs)

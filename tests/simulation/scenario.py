@@ -15,6 +15,7 @@ from gapless.base.records import NO_TRANSFER, KVTransfer, Request
 from gapless.loop.spec import Sizes
 from gapless.testing.adversary import MOODS
 from gapless.testing.checksum import continue_prompt
+from gapless.testing.world import Faults
 
 VOCAB = 97
 HOSTED = 0.5
@@ -132,6 +133,8 @@ class Fault(NamedTuple):
 
 PAIRS = 1_000_000
 """Seeds from here on are pairs of engines, over what the seed that is as much smaller has."""
+RANKS = 2_000_000
+"""Seeds from here on are engines of several ranks, over what the seed that is as much smaller has"""
 PEER = "unix:/the-other"
 """The name of the other engine of a pair"""
 CHANGES = ("swap", "unload")
@@ -156,7 +159,7 @@ class Scenario(NamedTuple):
     tier: bool
     """Pages are stored and loaded beside the steps."""
     followers: int
-    """Executors on other devices."""
+    """Ranks that follow the leader."""
     drafts: float | None
     """How often drafts are wrong; None for steps without any."""
     jobs: tuple[Job, ...]
@@ -176,6 +179,8 @@ class Scenario(NamedTuple):
     """What the prefiller of a pair is asked"""
     given_faults: tuple[Fault, ...] = ()
     given_host: int = 0
+    ranks: Faults = Faults()
+    """What happens to the ranks"""
     mutual: bool = False
     """Both of a pair give and take."""
 
@@ -188,6 +193,8 @@ class Scenario(NamedTuple):
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
+    if seed >= RANKS:
+        return _ranked(random.Random(seed), draw(seed - RANKS))._replace(seed=seed)
     if seed >= PAIRS:
         return _pair(random.Random(seed), draw(seed - PAIRS))._replace(seed=seed)
     rng = random.Random(seed)
@@ -210,8 +217,8 @@ def draw(seed: int) -> Scenario:
         step=step,
         grouped=grouped,
         tier=tier,
-        followers=0 if tier else followers,  # loads would have to go to all devices
-        drafts=drafts if step == "one" and not followers else None,
+        followers=0 if tier or step == "several" else followers,  # loads would have to go to all devices
+        drafts=drafts if step == "one" else None,
         jobs=_filtering(more, step, _asking(random.Random(seed + 1_000_000), _jobs(rng, sizes.max_len))),
         faults=_faults(rng),
     )
@@ -223,7 +230,7 @@ def draw(seed: int) -> Scenario:
         sizes = sizes._replace(slots=newest.randrange(1, 4))
         scenario = scenario._replace(sizes=sizes, jobs=_biased(newest, scenario.jobs))
     masks = random.Random(seed + 6_000_000)
-    if masks.random() < 0.2 and step != "several" and not scenario.followers:
+    if masks.random() < 0.2 and step != "several":
         sizes = sizes._replace(slots=masks.randrange(1, 4))
         scenario = scenario._replace(sizes=sizes, jobs=_masked(masks, scenario.jobs))
     adapters = random.Random(seed + 7_000_000)
@@ -239,6 +246,8 @@ def draw(seed: int) -> Scenario:
     lower = random.Random(seed + 9_000_000)
     if scenario.host and lower.random() < LOWERED:
         scenario = _with_lower(lower, scenario)
+    if scenario.followers:
+        scenario = scenario._replace(ranks=_rank_faults(random.Random(seed + 12_000_000)))
     weights = random.Random(seed + 10_000_000)
     return _renewed(weights, scenario) if scenario.host and weights.random() < RENEWED else scenario
 
@@ -435,6 +444,22 @@ def _pair_faults(rng: random.Random, turns: int, base: Scenario) -> tuple[Fault,
 def _faults(rng: random.Random) -> tuple[Fault, ...]:
     kinds = [kind for kind, rate in (("raise", 0.1), ("restart", 0.1), ("jump", 0.3)) if rng.random() < rate]
     return tuple(Fault(kind, rng.randrange(25)) for kind in kinds)
+
+
+def _ranked(rng: random.Random, base: Scenario) -> Scenario:
+    """The same for two to four ranks, without what only an engine of one rank has."""
+    jobs = tuple(job._replace(adapter="") for job in base.jobs)
+    step = "one" if base.step == "several" else base.step
+    return base._replace(
+        followers=rng.choice((1, 1, 2, 3)), ranks=_rank_faults(rng), step=step, jobs=jobs,
+        tier=False, adapters=0, host=0, lower=False,
+        faults=tuple(fault for fault in base.faults if fault.kind in ("raise", "restart", "jump")),
+    )  # fmt: skip
+
+
+def _rank_faults(rng: random.Random) -> Faults:
+    dies = (rng.randrange(2), rng.randrange(20, 1_000)) if rng.random() < 0.25 else None
+    return Faults(rng.choice((0, 0, 20, 100)), rng.choice((1, 3, 16)), rng.choice((0.0, 0.3)), dies)
 
 
 def _spoiled(scenario: Scenario, rng: random.Random) -> Scenario:

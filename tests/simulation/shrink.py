@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from simulation.scenario import Job, Scenario
 
 from gapless.base.records import NO_TRANSFER
+from gapless.testing.world import Faults
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most_runs: int = 400) -> Scenario:
@@ -53,6 +54,8 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario._replace(host=0, lower=False)
     if scenario.followers:
         yield scenario._replace(followers=scenario.followers - 1)
+    if scenario.ranks != Faults():
+        yield scenario._replace(ranks=Faults())
 
 
 def _simpler_jobs(job: Job) -> Iterator[Job]:

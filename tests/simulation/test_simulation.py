@@ -1,4 +1,7 @@
-"""320 seeds of the simulator, 96 of them in `make test`; a failure prints its seed and the smallest scenario for it."""
+"""320 seeds of the simulator, 96 of them in `make test`, and as many of several ranks.
+
+A failure prints its seed and the smallest scenario for it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from loops_under_guard import loops_under_no_race
 from sharpest import sharpest
 from simulation.run import check, failure, run, sound_world
-from simulation.scenario import Job, draw
+from simulation.scenario import RANKS, Job, draw
 from simulation.shrink import shrink
 from simulation.world import World
 
@@ -48,6 +51,19 @@ def test_no_further_seed_of_the_simulator_fails(share, guarded_steps):
     assert not reports, "\n\n".join(reports)
 
 
+def rank_shares():
+    """Shares of the seeds of several ranks; the first few in `make test`."""
+    yield 0, 16
+    yield from (pytest.param(first, 40, marks=pytest.mark.seeds) for first in range(16, 336, 40))
+
+
+@pytest.mark.parametrize(("first", "count"), [*rank_shares()])
+def test_no_seed_of_several_ranks_fails(first, count, guarded_steps):
+    with guarded_steps.rest():
+        reports = run(RANKS + first, count)
+    assert not reports, "\n\n".join(reports)
+
+
 @pytest.mark.parametrize("first", sharpest((200, 204, 208, 212), mark="raced"))
 def test_no_seed_of_the_simulator_has_a_race(first, guarded_steps):
     with guarded_steps.rest(), loops_under_no_race():
@@ -82,7 +98,8 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert sum(world.fetched for world in worlds) > 20 and sum(world.disproved for world in worlds) > 2
     assert any(world.scenario.host and world.scenario.grouped and world.hosted for world in worlds)
     assert any(world.scenario.tier and world.scenario.grouped and world.loaded for world in worlds)
-    assert sum(world.compared for world in worlds) > 400
+    assert sum(world.followed for world in worlds) > 400 and sum(world.declined for world in worlds) > 4
+    assert sum(world.deaths for world in worlds) > 1
     biased = [client for world in worlds for client in world.clients.values() if client.job.bias is not None]
     assert sum(bool(client.tokens) for client in biased) > 20
     masked = [client for world in worlds for client in world.clients.values() if client.job.automaton is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from collections.abc import Sequence as Pools
 from functools import partial
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from adapted_checksum import NUMBERS, Tables, WithAdapters, contents_of, digest_of, shift_of
-from followers import Follower, Followers, compare_with
 from grouped_model import WINDOW, GroupedModel, continue_grouped
 from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
@@ -25,6 +23,7 @@ from simulation.tier import Tier
 
 from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.records import Flag, Int32s, StepTokens
+from gapless.comm.alone import ONE_RANK
 from gapless.kernels import plain
 from gapless.kernels.pages import weights
 from gapless.kernels.seam import Kernels
@@ -44,6 +43,8 @@ from gapless.testing.checksum import PRIME, continue_prompt, owners, pages_read
 from gapless.testing.loops import loop_of
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
+from gapless.testing.world import RankDiedError
+from gapless.testing.world import World as RankWorld
 
 MOST_TURNS = 1_000
 """The longest of 600 sound seeds takes 234."""
@@ -237,7 +238,8 @@ class World:
         self.rotten: set[bytes] = set()
         """Keys of pages there that have changed"""
         self.fetched = self.disproved = 0
-        self.stored = self.loaded = self.compared = 0
+        self.stored = self.loaded = 0
+        self.followed = self.declined = self.deaths = 0
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
@@ -276,6 +278,10 @@ class World:
     def finish(self) -> None:
         """All is at rest, and one more request succeeds."""
         self.check_rest()
+        if self.ranks:
+            self.ranks.faults = self.ranks.faults._replace(dies=None)
+            if self.ranks.stopped:
+                self._restart()
         self._faults, self.model.raise_next, self.model.spoil_next = (), False, False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
         client = self.clients[last.key] = Client(last, self._direct)
@@ -319,12 +325,11 @@ class World:
             if self.tier is not None:
                 self.tier.turn()
         except EngineError as error:
-            if not isinstance(error.__cause__, InjectedError):
+            dies = isinstance(error.__cause__, RankDiedError) and self.ranks is not None and self.ranks.faults.dies
+            if not dies and not isinstance(error.__cause__, InjectedError):
                 raise
             self._restart()
             return
-        for follower in self.followers:
-            follower.turn()
         self._check_accounting()
 
     def _arrive(self, job: Job) -> None:
@@ -483,11 +488,12 @@ class World:
     def _start_engine(self) -> None:
         scenario = self.scenario
         self.engines += 1
-        self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
+        self.ranks = self._new_ranks()
+        seed = scenario.seed * 16 + self.engines
+        self.device = self.ranks.device if self.ranks else SimDevice(seed, scenario.mood, scenario.maps_host)
         self.model = self._new_model()
         self.model.weights.fill_(self._shift)
         adapters = self._new_adapters()
-        self.followers: list[Follower] = []
         self.loop: Loop = loop_of(
             self.device,
             self.model,
@@ -502,7 +508,8 @@ class World:
             speculation=self._speculation(),
             # Never `mixed`: captured steps with chunks need `begin_mixed`, which plain kernels lack, and a model that
             # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
-            ranks=Followers(self.followers) if scenario.followers else None,
+            ranks=self.ranks,
+            group=self.ranks.group if self.ranks else ONE_RANK,
             adapters=adapters,
             host=self.host_sizes(),
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
@@ -518,9 +525,10 @@ class World:
         self._audit = LeaseAudit(self.loop) if adapters or scenario.host else None
         self.flipped: set[PageCopy] = set()
         self._prepare(self.loop)
-        self.followers += [self._new_follower(number) for number in range(scenario.followers)]
-        if self.followers:
-            compare_with(self.loop, self.followers)
+        if self.ranks:
+            self.ranks.follow(self.loop)
+            for executor in self.ranks.executors:
+                executor.program.model.pool = None  # the leader's looks for all
         self._know()
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
@@ -565,10 +573,14 @@ class World:
         contents = {name: contents_of(self.device, number) for name, number in NUMBERS.items()}
         return Adapters(self.model.tables, contents)
 
-    def _new_follower(self, number: int) -> Follower:
-        seed = self.scenario.seed * 16 + self.engines + 1_000 * (1 + number)
-        device = SimDevice(seed, self.scenario.mood, self.scenario.maps_host)
-        return Follower(self.loop, device, self._new_model(), random.Random(seed))
+    def _new_ranks(self) -> RankWorld | None:
+        """The ranks of an engine, if it has several. A rank dies in the first engine alone."""
+        scenario = self.scenario
+        if not scenario.followers:
+            return None
+        faults = scenario.ranks if self.engines == 1 else scenario.ranks._replace(dies=None)
+        seed = scenario.seed * 16 + self.engines
+        return RankWorld(seed, 1 + scenario.followers, scenario.mood, scenario.maps_host, faults)
 
     def _stop_engine(self) -> None:
         if self.loop.parts.adapters is not None:
@@ -578,7 +590,10 @@ class World:
         self.held += self.loop.counters.held_rows
         if self.loop.launcher.gate is not None:
             self.accepted += self.loop.launcher.gate.report().right
-        self.compared += sum(follower.compared for follower in self.followers)
+        if self.ranks:
+            self.followed += sum(host.follower.launched for host in self.ranks.hosts)
+            self.declined += self.loop.counters.declined_ranks
+            self.deaths += "died" in self.ranks.stopped
         if self.loop.parts.transfers is not None:
             self.hosted += self.loop.parts.transfers.host.counts.loaded
             self.refused += self.loop.parts.transfers.host.counts.refused
@@ -587,8 +602,7 @@ class World:
                 self.disproved += counts.refused
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
-        for device in (self.device, *(follower.device for follower in self.followers)):
-            device.close()
+        self.device.close()
 
     # Safety.
 
@@ -645,9 +659,8 @@ class World:
             self.loop.parts.transfers.poll()
         if self.tier is not None:
             self.tier.drain()
-        for follower in self.followers:
-            follower.drain()
-            follower.check_state(self.loop)
+        if self.ranks:
+            self.ranks.check_alike(self.loop)
         if self.loop.parts.adapters is not None:
             self.device.drain()
             self.loop.parts.adapters.before_plan()  # loads of aborted requests, and adapters not needed any more

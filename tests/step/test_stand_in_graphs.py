@@ -1,12 +1,9 @@
-"""Steps with chunks on graphs larger than their own: with lanes, over two page groups, and with a follower."""
+"""Steps with chunks on graphs larger than their own: with lanes, over two page groups, and on two ranks."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
-from followers import Follower, Followers, compare_with
 from grouped_model import GroupedModel
 from mixed_harness import LONGEST, REQUESTS, SETTINGS, VOCAB, dense_model, drive, engine
 from sharpest import sharpest
@@ -16,6 +13,7 @@ from gapless.step.lanes.cut import CutKey
 from gapless.step.lanes.score import ScoreKey
 from gapless.step.orders import CaptureOrder
 from gapless.testing.sim import SimDevice
+from gapless.testing.world import World
 
 ASKING = (
     {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "logprobs": 3},
@@ -103,33 +101,27 @@ def test_pages_of_two_groups_are_written():
 
 
 @pytest.mark.parametrize("depth", sharpest([4, 1]))
-def test_a_follower_runs_them_too(model, depth, monkeypatch):
-    """It captures what was wished for, drops what the leader drops, and holds what the leader holds."""
-    device, other, followers, orders = SimDevice(depth), SimDevice(50 + depth), [], []
-    ranks = Followers(followers)
-    send, ranks.send = ranks.send, lambda order: (send(order), orders.append(order))
-    options = {"buckets": (2, 5), "patience": 1, "ranks": ranks}
-    loop = engine(device, model, depth, **options)
-    follower = Follower(loop, other, model, random.Random(depth))
-    followers.append(follower)
-    compare_with(loop, followers)
+def test_ranks_that_follow_run_them_too(depth, monkeypatch):
+    """They capture what was wished for, drop what the leader drops, and compute what one rank computes."""
+    options, orders = {"buckets": (2, 5), "patience": 1}, []
+    alone = engine(SimDevice(depth), UnboundedModel(VOCAB, LONGEST), depth, **options)
+    alone.capture()
+    wanted = drive(alone, ASKING)
+    world = World(depth, 2)
+    send, world.send = world.send, lambda order: (send(order), orders.append(order))
+    model = UnboundedModel(VOCAB, LONGEST)
+    loop = engine(world.device, model, depth, ranks=world, group=world.group, **options)
+    world.follow(loop)
     loop.capture()
-    follower.drain()
-    for executor in (loop.launcher.executor, follower.executor):
-        executor.buffers.lines.zero_()  # captures have published null rows, computed from memory that nobody wrote
-    at_start, turn = len(orders), loop.turn
+    at_start = len(orders)
     monkeypatch.setattr(graphs, "MOST_GRAPHS", at_start)
-    loop.turn = lambda: (follower.turn(), turn())[1]
     seen = watch(loop)
-    drive(loop, ASKING)
-    follower.drain()
-    follower.check_state(loop)
+    assert drive(loop, ASKING) == wanted
     while loop.rest():
         loop.turn()
-    drive(loop, ASKING)
-    follower.drain()
-    assert follower.executor.graphs.keys() == loop.launcher.executor.graphs.keys()
-    assert follower.compared == loop.counters.steps
+    assert drive(loop, ASKING) == wanted
+    world.check_alike(loop)
+    world.device.close()
     stand_ins = [stands_in for _, _, stands_in in many(seen)]
     assert 30 < sum(stand_ins) < len(stand_ins) - 10, "and some have got graphs of their own"
     later = [order for order in orders[at_start:] if isinstance(order, CaptureOrder)]

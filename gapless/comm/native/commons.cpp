@@ -21,9 +21,10 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3153454c50414701;  // changes with the layout
 constexpr int kLooks = 50;
-// A waiting program yields this long before it sleeps: to be woken takes longer than most waits. A reader of orders
-// shares its core with its rank's own programs, so it sleeps sooner.
-constexpr int64_t kYieldNs = 2'000'000, kReaderYieldNs = 30'000;
+// A waiting program keeps its core this long, as a reader of orders does, and then sleeps; it sleeps at once if the rank
+// that it waits for was last on the same core. It never yields: a busy machine's other programs would then keep the core
+// for milliseconds, while one that was asleep gets it back at once.
+constexpr int64_t kKeepNs = 100'000, kReaderKeepNs = 30'000;
 // The longest sleep before another look at all: a lost wake-up costs no more.
 constexpr int64_t kNapNs = 2'000'000, kReaderNapNs = 1'000'000'000;
 constexpr std::chrono::milliseconds kPulse{50};
@@ -64,21 +65,25 @@ void wake(const void* word, const std::atomic<uint32_t>& sleepers) {
 }
 
 struct Patience {
-  int64_t yields, nap, longest;
+  int64_t keeps, nap, longest;
 };
 
-// Looks, yields, then sleeps on the word until `ready`, or for the longest time.
+// Looks for a while, then sleeps on the word until `ready`, or for the longest time.
 template <typename Ready>
 bool wait_until(const Ready& ready, const void* word, std::atomic<uint32_t>& sleepers, const Patience& patience) {
-  for (int look = 0; look < kLooks; ++look) {
-    if (ready()) return true;
-    pause();
-  }
+  const auto look = [&] {
+    for (int i = 0; i < kLooks; ++i) {
+      if (ready()) return true;
+      pause();
+    }
+    return ready();
+  };
+  if (look()) return true;
   const int64_t begin = now_ns();
   for (int64_t waited = 0; !ready(); waited = now_ns() - begin) {
     if (waited >= patience.longest) return false;
-    if (waited < patience.yields) {
-      sched_yield();
+    if (waited < patience.keeps) {
+      if (look()) return true;
       continue;
     }
     sleepers.fetch_add(1);
@@ -147,6 +152,7 @@ Commons::Commons(int fd, int rank, int world) : rank(rank), world(world) {
     munmap(memory, size);
     throw std::runtime_error("the memory of the ranks is another version's, or of another number of ranks");
   }
+  board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
   pulse_ = std::thread(&Commons::beat, this);
 }
 
@@ -163,8 +169,8 @@ Commons::~Commons() {
 // Its own thread: a host that loads weights, or holds the interpreter's lock for long, is alive all the same.
 void Commons::beat() {
   std::unique_lock lock(mutex_);
-  do board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
-  while (!closing_.wait_for(lock, kPulse, [this] { return closes_; }));
+  while (!closing_.wait_for(lock, kPulse, [this] { return closes_; }))
+    board_[rank].pulse.store(uint64_t(now_ns()), kRelaxed);
 }
 
 void Commons::stop() {
@@ -193,6 +199,7 @@ uint32_t Commons::begin(const Tag& tag) {
 
 void Commons::publish(uint32_t call) {
   Place& place = places_[rank];
+  place.core.store(sched_getcpu(), kRelaxed);
   place.begun.store(call, kRelease);
   board_[rank].calls.store(call, kRelaxed);
   wake(&place.begun, place.sleepers);
@@ -208,7 +215,8 @@ void Commons::await_slowly(Place& place, uint32_t call) {
   const int64_t begin = now_ns();
   line.waiting_since.store(uint64_t(begin), kRelaxed);
   const auto ready = [&] { return has(place, call) || stopped(); };
-  wait_until(ready, &place.begun, place.sleepers, {kYieldNs, kNapNs, INT64_MAX});
+  const int64_t keeps = place.core.load(kRelaxed) == sched_getcpu() ? 0 : kKeepNs;
+  wait_until(ready, &place.begun, place.sleepers, {keeps, kNapNs, INT64_MAX});
   line.waited.store(line.waited.load(kRelaxed) + uint64_t(now_ns() - begin), kRelaxed);
   line.waiting_since.store(0, kRelaxed);
   if (!has(place, call)) check();
@@ -368,7 +376,7 @@ int64_t Commons::take(void* to) {
 bool Commons::wait(int64_t ns) {
   const auto full = [&] { return cursors_[rank].at.load(kRelaxed) != ring_->head.load(kAcquire); };
   const auto ready = [&] { return full() || stopped(); };
-  wait_until(ready, &ring_->head, ring_->sleepers, {kReaderYieldNs, kReaderNapNs, ns});
+  wait_until(ready, &ring_->head, ring_->sleepers, {kReaderKeepNs, kReaderNapNs, ns});
   return full();
 }
 

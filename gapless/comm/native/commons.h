@@ -35,10 +35,11 @@ struct Tag {
   int64_t rows, nbytes;
 };
 
-// One rank's place in the calls: how many it has begun, and their tags by parity.
+// One rank's place in the calls: how many it has begun, on which core it was then, and their tags by parity.
 struct alignas(kLine) Place {
   std::atomic<uint32_t> begun;
   std::atomic<uint32_t> sleepers;
+  std::atomic<int32_t> core;
   Tag tags[2];
 };
 
