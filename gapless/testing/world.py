@@ -259,7 +259,7 @@ class World:
             executor = Executor(
                 host.device, program, words, len(leader.packets.slots), len(leader.outboxes.slots), fill
             )
-            host.follower = Follower(executor, host.made.append, self._moves_of(host, loop, executor))
+            host.follower = Follower(executor, host.made.append, move=self._moves_of(host, loop, executor))
         observe.built(self)
 
     def _moves_of(self, host: RankHost, loop: Loop, executor: Executor) -> Callable[..., None] | None:
