@@ -354,6 +354,8 @@ RECORDS = (
     "sanitizer-program",
 )  # fmt: skip
 """Tables that were measured once, by the names of their files in docs/measurements"""
+
+
 def refused_of_ranks() -> Lines:
     """The settings that several ranks do not serve."""
     return [*_head("refused", "because"), *(row(f"`{name}`", why) for name, _, why in NEEDS_ONE_RANK)]

@@ -428,7 +428,6 @@ TLS_FIELDS = tuple([f"kv_peer_ssl_{name}" for name in PeerFiles._fields])
 
 
 NEEDS_ONE_RANK: tuple[tuple[str, Callable[[EngineConfig], object], str], ...] = (
-    ("kv_tiers", lambda config: config.tiers or config.peer_plan, "copies of KV pages beyond the device do not work"),
     ("model_impl", lambda config: config.model_impl == "transformers", "the Transformers backend does not work"),
 )
 """Features of one rank alone: a field, whether a config asks for it, and the reason"""

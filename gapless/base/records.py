@@ -220,6 +220,21 @@ class PageChange(IntEnum):
     """Everything that was stored before, in every group, counts as removed."""
 
 
+class MoveOrder(NamedTuple):
+    """A transfer of pages between a device and the host, for every rank of an engine: each moves its parts."""
+
+    stores: bool
+    """Whether it goes from the device to the host"""
+    number: int
+    """Number of the transfer in its direction"""
+    after: int
+    """Number of the engine's first steps that have ended on a rank before it begins"""
+    counts: tuple[tuple[int, int], ...]
+    """Page groups and their numbers of pages"""
+    places: bytes
+    """int32: sources, then destinations, of each group's pages"""
+
+
 class PageEvent(NamedTuple):
     """One change of the prefix index; changes of consecutive pages are one event."""
 

@@ -27,15 +27,22 @@ class SharedMemory:
     """Memory of this process that peers of the host may map, to read. `fd` is the mapped file; -1 if the system has no
     such files, or does not keep their size."""
 
-    def __init__(self, nbytes: int) -> None:
-        """Raises ConfigError where the host has no room for it."""
-        self.fd = _file(nbytes)
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        """Map `fd`, a file of this size, and take it over; its owner calls `seal`. Without one, make a sealed file.
+
+        Raises ConfigError where the host has no room for it."""
+        self.fd = _file(nbytes) if fd is None else fd
         self._end = weakref.finalize(self, os.close, self.fd) if self.fd >= 0 else None
         memory = mmap.mmap(self.fd, nbytes)
-        if self.fd >= 0 and not _sealed(self.fd):
-            self.close()
+        if fd is None:
+            self.seal()
         self.data = np.frombuffer(memory, np.uint8)
         _populate(self.data)
+
+    def seal(self) -> None:
+        """Let no process that maps it from now on write to it, or close it where the system cannot."""
+        if self.fd >= 0 and not _sealed(self.fd):
+            self.close()
 
     def start_of(self, part: memoryview) -> int:
         """Return where a part of this memory begins."""
@@ -79,9 +86,14 @@ def mapped(fd: int) -> Bytes:
     return data
 
 
+def empty_file() -> int:
+    """Return a file for a `SharedMemory`, of no bytes. Raises OSError, AttributeError."""
+    return os.memfd_create("gapless-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
 def _file(nbytes: int) -> int:
     with suppress(AttributeError, OSError):  # other systems, and kernels that emulate this one, have none
-        fd = os.memfd_create("gapless-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = empty_file()
         os.ftruncate(fd, nbytes)
         return fd
     return -1

@@ -10,8 +10,10 @@ import traceback
 from typing import TypeVar
 
 from gapless.base import progress
+from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, UserError
 from gapless.base.share import Share
+from gapless.base.shared import SharedMemory
 from gapless.comm.join import group_on
 from gapless.comm.seam import Group
 from gapless.comm.shared import Commons
@@ -23,13 +25,16 @@ from gapless.engine.adapters import AdapterFiles, FollowingAdapters
 from gapless.engine.on_device import on_device
 from gapless.engine.rank_process import MEMORY_TAG
 from gapless.engine.sizing import could_hold
+from gapless.engine.tiers import host_sizes
 from gapless.engine.updates import FollowingWeights
 from gapless.engine.wire import Wire
 from gapless.kernels.seam import Kernels
+from gapless.loop.build import host_slots
 from gapless.model.config import load_config
 from gapless.model.drafting.seam import Head
 from gapless.model.loader import load_model
 from gapless.model.seam import LoadedModel
+from gapless.offload.transfers import FollowingMoves
 from gapless.step.executor import Executor
 from gapless.step.follower import Follower, FollowerProgram
 from gapless.step.keys import ForwardKey
@@ -41,6 +46,8 @@ from gapless.step.speculation import Speculation
 
 IDLE_SECONDS = 0.05
 """[s] A rank without orders looks so often for ended steps and for a failed device."""
+MOVE_LOOK_SECONDS = 0.001
+"""[s] The same while it moves pages: a request may wait for them"""
 
 T = TypeVar("T")
 
@@ -50,13 +57,13 @@ def follow(rank: int, world: int, number: int) -> bool:
     progress.show = lambda phase: None  # the leader's start has the same parts
     os.set_inheritable(number, False)
     leader = socket.socket(fileno=number)
-    shared, memory, _, _ = socket.recv_fds(leader, len(MEMORY_TAG), 1)
+    shared, memory, _, _ = socket.recv_fds(leader, len(MEMORY_TAG), 2)
     if shared != MEMORY_TAG:
         return False  # the leader has ended
     wire = Wire(leader)
     try:
         commons = Commons.attach(memory[0], Share(rank, world))
-        FollowingRank(wire, commons).run()
+        FollowingRank(wire, commons, memory[1]).run()
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()
@@ -69,8 +76,9 @@ def follow(rank: int, world: int, number: int) -> bool:
 class FollowingRank:
     """One rank's start, and its life."""
 
-    def __init__(self, wire: Wire, commons: Commons) -> None:
-        self._wire, self._commons = wire, commons
+    def __init__(self, wire: Wire, commons: Commons, pages: int) -> None:
+        """`pages` is the file of the host tier's memory."""
+        self._wire, self._commons, self._pages = wire, commons, pages
         self._share = commons.share
         self._group: Group = commons.group
 
@@ -86,6 +94,7 @@ class FollowingRank:
         facts = share.facts_of(config, device, kernels, model, self._share)
         self._say(rm.ShareLoaded(facts, could_hold(config, model.config, model, device)))
         executor = self._build(device, model, kernels, head, self._next(rm.BuildMemory).plan)
+        moves = self._host_tier(config, executor)
         self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
@@ -93,7 +102,8 @@ class FollowingRank:
         if model.adapters is not None:
             adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
         renew = FollowingWeights(model, device, self._share).obey
-        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, renew))
+        move = moves.begin if moves is not None else None
+        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, renew, move), moves)
 
     def _build(
         self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
@@ -111,14 +121,28 @@ class FollowingRank:
         device.reserve(*plan.reserved)
         return executor
 
-    def _obey(self, follower: Follower) -> None:
+    def _host_tier(self, config: EngineConfig, executor: Executor) -> FollowingMoves | None:
+        """Map the leader's host tier, if it has one: it made the memory before the first sum."""
+        sizes = host_sizes(config)
+        nbytes = os.fstat(self._pages).st_size
+        if sizes is None:
+            os.close(self._pages)
+            return None
+        memory, cache = SharedMemory(nbytes, self._pages), executor.program.cache
+        slots = host_slots(sizes, cache, self._share.world)
+        return FollowingMoves(executor.device, cache, executor.program.kernels.copy_pages, slots, memory, self._share)
+
+    def _obey(self, follower: Follower, moves: FollowingMoves | None) -> None:
         ring, board, reader, taken = self._commons.ring, self._commons.board, OrderReader(), 0
         while not self._commons.stopped:
+            if moves is not None:
+                for order, checksums in moves.ended():
+                    self._say(rm.Moved(order.stores, order.number, checksums))
             frame = ring.take()
             if frame is None:
                 follower.look()
                 board.ended(follower.ended)
-                ring.wait(IDLE_SECONDS)
+                ring.wait(MOVE_LOOK_SECONDS if moves is not None and moves.underway else IDLE_SECONDS)
                 continue
             taken += 1
             board.taken(taken)

@@ -63,6 +63,15 @@ class Captured(m.Message, frozen=True):
     kept: tuple[bool, ...]
 
 
+class Moved(m.Message, frozen=True):
+    """Rank to leader: it has moved its parts of the pages of a MoveOrder."""
+
+    stores: bool
+    number: int
+    checksums: bytes
+    """int64, a page's each; none if it has failed"""
+
+
 class Failed(m.Message, frozen=True):
     """Rank to leader: its last words."""
 
@@ -71,6 +80,6 @@ class Failed(m.Message, frozen=True):
 
 
 ToRank = LoadShare | BuildMemory
-FromRank = ShareLoaded | MemoryBuilt | Captured | Failed
+FromRank = ShareLoaded | MemoryBuilt | Captured | Moved | Failed
 decode_to_rank = m.decoder(ToRank)
 decode_from_rank = m.decoder(FromRank)

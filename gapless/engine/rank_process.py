@@ -22,7 +22,7 @@ FOLLOWER = "gapless.engine.follower"
 RANK_END_SECONDS = 1.0
 """[s] A process that has hung up, or whose parent has, is killed if it does not end by itself in this time."""
 MEMORY_TAG = b"m"
-"""Byte that travels with the file of the ranks' memory"""
+"""Byte that travels with the files of the ranks' memory, and of the host tier's"""
 _TAIL_BYTES = 4_096
 
 
@@ -55,10 +55,10 @@ class RankProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def share(self, memory: int) -> None:
-        """Give it this file, before any message."""
+    def share(self, *memory: int) -> None:
+        """Give it these files, before any message."""
         with contextlib.suppress(OSError):  # it is dead: its last words come
-            socket.send_fds(self._socket, [MEMORY_TAG], [memory])
+            socket.send_fds(self._socket, [MEMORY_TAG], memory)
 
     def send(self, message: m.Message) -> None:
         self.wire.send(m.encode([message]))

@@ -7,6 +7,7 @@ waits for other ranks end, and all processes of the engine with them.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import threading
 import time
@@ -16,12 +17,15 @@ from typing import Any, TypeVar
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.base.records import MoveOrder
+from gapless.base.shared import SharedMemory, empty_file
 from gapless.comm.cuda import CudaGroup
 from gapless.comm.join import group_on
 from gapless.comm.seam import Group
 from gapless.comm.shared import MOST_FRAME, BoardLine, Commons
 from gapless.device import Device
 from gapless.engine import rank_messages as rm
+from gapless.engine.rank_moves import MOVE_LOOKS, OpenMove, RankMoves
 from gapless.engine.rank_process import RankProcess
 from gapless.step.memory import MemorySizes
 from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, followed
@@ -50,8 +54,11 @@ class FollowingRanks:
         """Raises ConfigError where there is no shared memory or no C++."""
         self._processes = processes
         self.world = 1 + len(processes)
+        self._pages: SharedMemory | None = None
+        self._moves = RankMoves(self.world)
         try:
             self._commons = Commons.create(self.world)
+            self._pages_file = empty_file()
         except BaseException:
             for process in processes:
                 process.close()
@@ -70,7 +77,7 @@ class FollowingRanks:
         self._last: deque[tuple[int, AnyOrder]] = deque(maxlen=KEPT_ORDERS)
         self._watcher = threading.Thread(target=self._watch, name="gapless-ranks", daemon=True)
         for process in processes:
-            process.share(self._commons.fd)
+            process.share(self._commons.fd, self._pages_file)
         self._watcher.start()
 
     @property
@@ -121,6 +128,8 @@ class FollowingRanks:
     def built(self) -> None:
         """Wait until all obey orders."""
         self._await(rm.MemoryBuilt)
+        if self._pages is not None:
+            self._pages.seal()  # all have mapped it
 
     def serve(self, wants_steps: Callable[[], bool]) -> None:
         """Watch over the ranks also while `wants_steps`: then all of them have work."""
@@ -144,6 +153,8 @@ class FollowingRanks:
             while not self.room(1):
                 self.check()
                 time.sleep(LOOK_SECONDS / 10)  # it is being read
+        if isinstance(order, MoveOrder):
+            self._moves.sent(order)
         self._sent += 1
         self._last.append((self._sent, order))
         self._commons.ring.put(self._writer.write(order))
@@ -157,6 +168,17 @@ class FollowingRanks:
                 for key, made in zip(sent.capture, answer.kept, strict=True):
                     kept[key] = kept[key] and made
         return [*kept.values()]
+
+    def host_memory(self, nbytes: int) -> SharedMemory:
+        try:
+            os.ftruncate(self._pages_file, nbytes)
+        except OSError as error:
+            raise ConfigError(f"kv_tiers: the host tier of {nbytes:,} bytes: {error.strerror or error}") from error
+        self._pages, self._pages_file = SharedMemory(nbytes, self._pages_file), -1
+        return self._pages
+
+    def moved(self, stores: bool, number: int) -> Sequence[bytes] | None:
+        return self._moves.ended(stores, number)
 
     # The board.
 
@@ -175,7 +197,7 @@ class FollowingRanks:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
         orders = [f"  {number}: {_named(order)}\n" for number, order in self._last]
-        return "".join([*places, "the last orders:\n", *orders])
+        return "".join([*places, self._moves.report(), "the last orders:\n", *orders])
 
     def _place(self, rank: int) -> str:
         line = self._commons.board.line(rank)
@@ -210,6 +232,9 @@ class FollowingRanks:
         if self.failure is None and isinstance(self.group, CudaGroup):
             self.group.close()
         self._commons.close()
+        if self._pages_file >= 0:
+            os.close(self._pages_file)
+            self._pages_file = -1
 
     def fail(self, error: GaplessError) -> None:
         """Fail the leader's device, and end all ranks. From any thread; the first error counts."""
@@ -273,6 +298,8 @@ class FollowingRanks:
         for message in messages:
             if isinstance(message, rm.Failed):
                 process.take_words(message.kind, message.text)
+            elif isinstance(message, rm.Moved):
+                self._take_move(process, message)
             else:
                 with self._news:
                     self._messages[process.rank].append(message)
@@ -281,8 +308,18 @@ class FollowingRanks:
             self.fail(process.died or process.ended())
         return process.wire.open
 
+    def _take_move(self, process: RankProcess, message: rm.Moved) -> None:
+        try:
+            self._moves.said(process.rank, message.stores, message.number, message.checksums)
+        except ValueError as error:
+            self.fail(EngineDeadError(f"rank {process.rank} broke the protocol: {error}"))
+        if self._device is not None:
+            self._device.bell.ring()
+
     def _look(self, pulses: dict[int, tuple[int, int]]) -> None:
         """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
+        if late := self._moves.late():
+            self.fail(EngineDeadError(f"{late} for {MOVE_LOOKS * LOOK_SECONDS:g} s: it hangs"))
         works = self._awaits or self._wants_steps()
         for rank, (last, looks) in pulses.items():
             pulse = self._commons.board.line(rank).pulse
@@ -305,6 +342,8 @@ def _named(order: AnyOrder) -> str:
     """Describe an order for a report."""
     if isinstance(order, CaptureOrder):
         return f"captures {len(order.capture)} programs, drops {len(order.drop)}"
+    if isinstance(order, MoveOrder):
+        return str(OpenMove(order))
     if not isinstance(order, Order):
         return f"reads, takes or drops {order.path or order.digest}"
     again = "" if order.words is not None else ", from the packet before"

@@ -90,6 +90,7 @@ class EngineTiers:
                 "batch_invariant": config.batch_invariant,
                 "drafts": head,
                 "device": device,
+                "ranks": config.tensor_parallel_size,
             }
         )
         return self.namespace.digest.hex()

@@ -18,7 +18,7 @@ from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
 from gapless.loop.parts import LoopParts
 from gapless.loop.requests import Unserved
-from gapless.loop.spec import LoopSpec
+from gapless.loop.spec import HostSizes, LoopSpec
 from gapless.loop.steplog import Beside, RankWaits, StepLog
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
@@ -27,9 +27,10 @@ from gapless.memory.prefix import PrefixHasher
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import Slots
 from gapless.memory.source import NO_SOURCE
-from gapless.model.seam import Model
+from gapless.model.seam import KVCache, Model
 from gapless.offload.host import HostTier
-from gapless.offload.transfers import Transfers, slot_bytes
+from gapless.offload.ranks import OtherRanks
+from gapless.offload.transfers import SlotLayout, Transfers
 from gapless.offload.waits import TierSource
 from gapless.pace.chunk_limit import ChunkLimit
 from gapless.pace.depth import Depth
@@ -188,16 +189,22 @@ def _host_tier(
 ) -> HostTier:
     """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
     assert spec.host is not None
-    host, page_bytes = spec.host, slot_bytes(program.cache)
-    slots = (host.nbytes + host.given) // page_bytes
-    if not slots:
-        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
+    host, slots = spec.host, host_slots(spec.host, program.cache, spec.group.share.world)
     # Half of a step's budget: decoding rows take their part of it.
     gate = spec.controllers.load_gate(host.weighs, min(host.least_tokens, spec.sizes.step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.late_ns, gate)
 
 
+def host_slots(host: HostSizes, cache: KVCache, ranks: int) -> int:
+    """Return the slots of a host tier, in each page group. Raises ConfigError if it has none."""
+    slot_bytes = sum(SlotLayout(cache, 1, ranks).strides)
+    slots = (host.nbytes + host.given) // slot_bytes
+    if not slots:
+        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {slot_bytes:,} bytes: give more")
+    return slots
+
+
 def _transfers(device: Device, program: StepProgram, tier: HostTier, spec: LoopSpec) -> Transfers:
-    assert spec.ranks is None, "pages of several devices would have to move together"
     shares = spec.host is not None and spec.host.given > 0
-    return Transfers(device, program.cache, tier, program.kernels.copy_pages, shares)
+    others = OtherRanks(spec.ranks) if spec.ranks is not None else None
+    return Transfers(device, program.cache, tier, program.kernels.copy_pages, shares, others, spec.group.share)

@@ -24,7 +24,8 @@ from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.base.part import Part
-from gapless.base.records import Int64s
+from gapless.base.records import Int64s, MoveOrder
+from gapless.base.share import WHOLE_SHARE, Share
 from gapless.base.shared import Bytes, PeerMemory, SharedMemory
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
@@ -33,6 +34,7 @@ from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
 from gapless.offload.copies import HostCounts, Lease, PageCopy
 from gapless.offload.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
+from gapless.offload.ranks import FAILED_MOVE, OtherRanks, joined
 from gapless.pace.load_gate import HOST_SOURCE
 
 log = logging.getLogger("gapless.offload.tiers")
@@ -46,6 +48,8 @@ AT_REST = 64
 """[pages] Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
 HOST_SHARE = 0.1
 """[share] Largest share of the loop's time between two looks for transfers of both directions"""
+RANKS_SECONDS = 0.1
+"""[s] Longest wait for an answer of the other ranks between two looks: each rings"""
 ONE_STRETCH_NS = 1_000_000
 """Two transfers closer than this are shown as one."""
 
@@ -57,38 +61,65 @@ GroupParts = list[tuple[Tensor, Tensor, Tensor]]
 """Source, destination and places, for each page group of a transfer"""
 
 
-def slot_bytes(cache: KVCache) -> int:
-    """Return the bytes of one host slot of every page group: whole pages of the operating system."""
-    return sum(_stride(memory) for memory in (cache.data, *cache.others))
+class SlotLayout:
+    """The places of the host tier's slots in its memory. A slot has the parts of all ranks, one after another."""
+
+    def __init__(self, cache: KVCache, slots: int, ranks: int) -> None:
+        self._groups = (cache.data, *cache.others)
+        self._slots = slots
+        self.strides = [_rounded(ranks * memory[0].nbytes) for memory in self._groups]
+        """Bytes of one slot, by page group: whole pages of the operating system"""
+        self._starts, self.nbytes = _starts(slots, self.strides)
+
+    def pages(self) -> PageMemory:
+        """Return this rank's pages on its device."""
+        return [_words(memory.flatten(1)) for memory in self._groups]
+
+    def slots(self, arena: Tensor) -> list[Tensor]:
+        """Return all slots of each group, uint8 [slots, bytes]."""
+        return [
+            arena[start : start + self._slots * stride].view(self._slots, stride)
+            for start, stride in zip(self._starts, self.strides, strict=True)
+        ]
+
+    def parts(self, arena: Tensor, rank: int) -> PageMemory:
+        """Return a rank's part of all slots."""
+        sizes = [memory[0].nbytes for memory in self._groups]
+        return [
+            _words(raw[:, rank * nbytes : (rank + 1) * nbytes], nbytes)
+            for raw, nbytes in zip(self.slots(arena), sizes, strict=True)
+        ]
 
 
 class Transfers(Part):
     """The host tier's memory, and the running transfers. `poll` never waits."""
 
     def __init__(
-        self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages, shares: bool = False
-    ) -> None:
-        """`copy_pages` is the kernels'. `shares`: peers may map the host's memory."""
+        self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages, shares: bool = False,
+        others: OtherRanks | None = None, share: Share = WHOLE_SHARE,
+    ) -> None:  # fmt: skip
+        """`copy_pages` is the kernels'. `shares`: peers may map the host's memory. `others` move their parts, too."""
         self.host = host
-        self.adopt = device.adopt
-        """Registers a peer's memory for transfers"""
-        self._device = device
-        every = (cache.data, *cache.others)
-        pages = [_words(memory.flatten(1)) for memory in every]
-        self.slots: PageMemory = []
-        """The host's memory"""
-        self.memory: list[memoryview] = []
+        self.adopt: Callable[[Bytes], Callable[[], None] | None] = device.adopt if others is None else lambda data: None
+        """Registers a peer's memory for transfers; not with other ranks, which have not mapped it"""
+        self._device, self._others = device, others
+        layout = SlotLayout(cache, host.groups[0].size, share.world)
+        memory = None
+        if others is not None:
+            memory = others.host_memory(layout.nbytes)
+        elif shares:
+            memory = SharedMemory(layout.nbytes)
+        self.shared = memory if shares else None
+        arena = device.host_memory(layout.nbytes, None if memory is None else torch.from_numpy(memory.data))
+        self.slots = layout.parts(arena, share.rank)
+        """The host's memory for this rank's parts of pages"""
+        self.memory = [host_bytes(raw) for raw in layout.slots(arena)]
         """The host's memory as bytes, a buffer a group: consecutive slots of whole pages of the operating system"""
-        sizes = [(group.size, _stride(memory)) for group, memory in zip(host.groups, every, strict=True)]
-        starts, nbytes = _starts(sizes)
-        self.shared = SharedMemory(nbytes) if shares else None
-        arena = device.host_memory(nbytes, None if self.shared is None else torch.from_numpy(self.shared.data))
-        for (size, stride), start, memory in zip(sizes, starts, every, strict=True):
-            raw = arena[start : start + size * stride].view(size, stride)
-            self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
-            self.memory.append(host_bytes(raw))
+        pages = layout.pages()
         self.bulk_out = TransferWay(device, device.bulk_out, True, copy_pages, pages, self.slots)
         self.bulk_in = TransferWay(device, device.bulk_in, False, copy_pages, pages, self.slots)
+        for way in (self.bulk_out, self.bulk_in):
+            way.others, way.ranks = others, share.world
         self._polled_at = device.clock()
         self.page_ns = 0.0
         """Time of the loop's thread for each page, in the latest look that started transfers"""
@@ -121,7 +152,9 @@ class Transfers(Part):
         )
         for way, following, count, rest in ways:
             since = self._device.clock()
-            while len(way.underway) < count and (batch := following(self.most(passed, begun, rest))) is not None:
+            while len(way.underway) < count and way.ready:
+                if (batch := following(self.most(passed, begun, rest))) is None:
+                    break
                 begun += way.begin(batch, since)
                 if way is self.bulk_in or self.host.below.gives:
                     way.stream.ring(self._device.bell)  # a request, or a peer, waits for it
@@ -154,6 +187,8 @@ class Transfers(Part):
         return came or loaded is not None or stored is not None
 
     def retired(self, flight: Any, measured: Any) -> None:
+        if self._others is not None:
+            self._others.steps += 1
         if not measured.scores:
             self.host.gate.computed(flight.plan.chunk_tokens, measured.device)
 
@@ -192,7 +227,10 @@ class Transfers(Part):
         for way in (self.bulk_out, self.bulk_in, self.bulk_in):
             way.begin(null, self._device.clock())
             self._device.drain()
-            if (ended := way.ended()) is None or None in ended[1]:
+            while (ended := way.ended()) is None and way.others is not None:
+                self._device.bell.wait(RANKS_SECONDS)
+                self._device.bell.clear()
+            if ended is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: see the log line before")
             if way is self.bulk_in:
                 self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
@@ -208,7 +246,10 @@ class Transfers(Part):
             return True
         for way in (self.bulk_in, self.bulk_out):
             if way.underway:
-                way.underway[0].fence.wait(bell)
+                if not way.underway[0].fence.done():
+                    way.underway[0].fence.wait(bell)
+                elif way.others is not None:
+                    bell.wait(RANKS_SECONDS)
                 return True
         patience = self.host.below.patience()
         if patience is None or not seconds:
@@ -222,13 +263,13 @@ class RunningTransfer(NamedTuple):
 
     batch: MoveBatch
     fence: Fence
+    errors: list[Exception]
+    """Errors raised by its program"""
     slot: int
     """Index of its memory for places and checksums"""
     since: int
     """Start of its preparation, ns of the device's clock; `began` is its start on the device"""
     began: int
-    errors: list[Exception]
-    """Errors raised by its program"""
 
 
 class TransferWay:
@@ -249,6 +290,8 @@ class TransferWay:
         self.places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """Pages and slots of the running transfers, int32 [2, count] group by group"""
         self.underway: deque[RunningTransfer] = deque()
+        self.others: OtherRanks | None = None
+        self.ranks = 1
         self._begun = 0
         self.bytes = self.ns = self.took_ns = 0
         """Bytes and time of all transfers, and time of the latest with its preparation"""
@@ -259,6 +302,11 @@ class TransferWay:
         """Pages of running transfers"""
         return sum([len(one.batch.moves) for one in self.underway])
 
+    @property
+    def ready(self) -> bool:
+        """Return whether the other ranks can take the order of another transfer, too."""
+        return self.others is None or self.others.ready
+
     def stretch(self) -> tuple[int, int]:
         """Return start and end of the latest transfers ended since the last call."""
         found, self._from, self._until = (self._from, self._until), 0, 0
@@ -268,13 +316,36 @@ class TransferWay:
         """Begin a transfer prepared since time `since`; return its pages."""
         began, count, slot = self._device.clock(), len(batch.moves), self._begun % MOST_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=_source))
-        places, sums, errors = self.places[slot], self.sums[:count], list[Exception]()
-        arrived = self.arrived[slot].tensor.view(torch.int64)[:count]
+        places = self.places[slot]
         parts = self._parts(batch.moves, places)
-        self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
-        self.underway.append(RunningTransfer(batch, self.stream.record(timed=True), slot, since, began, errors))
+        if self.others is not None:
+            counts = [(group, len([*some])) for group, some in groupby(batch.moves, lambda move: move.group)]
+            self.others.tell(self._stores, self._begun, counts, places.array[: 8 * count].tobytes())
+        self.underway.append(RunningTransfer(batch, *self._launch(parts, count, slot), slot, since, began))
         self._begun += 1
         return count
+
+    def obey(self, order: MoveOrder) -> tuple[Fence, list[Exception]]:
+        """Begin the leader's transfer, as a rank that follows; return its end, and errors raised until then."""
+        slot, first, parts = self.places[order.number % MOST_AT_REST], 0, GroupParts()
+        slot.array[: len(order.places)] = np.frombuffer(order.places, np.uint8)
+        for group, count in order.counts:
+            places = slot.tensor.view(torch.int32)[2 * first : 2 * (first + count)].view(2, -1)
+            parts.append((self._src[group], self._dst[group], places))
+            first += count
+        return self._launch(parts, first, order.number % MOST_AT_REST)
+
+    def sums_of(self, number: int, count: int) -> Int64s:
+        """Return the checksums of an ended transfer."""
+        sums: Int64s = self.arrived[number % MOST_AT_REST].array.view(np.int64)
+        return sums[:count]
+
+    def _launch(self, parts: GroupParts, count: int, slot: int) -> tuple[Fence, list[Exception]]:
+        sums, errors = self.sums[:count], list[Exception]()
+        arrived = self.arrived[slot].tensor.view(torch.int64)[:count]
+        reads, writes = (self.places[slot],), (sums, arrived)
+        self.stream.launch(self._run, parts, sums, arrived, errors, reads=reads, writes=writes)
+        return self.stream.record(timed=True), errors
 
     def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> GroupParts:
         """Write the sources and destinations of each group's pages."""
@@ -319,22 +390,65 @@ class TransferWay:
         """Return the oldest transfer, if it has ended, and the checksums of its pages: None if it failed."""
         if not self.underway or not self.underway[0].fence.done():
             return None
-        one = self.underway.popleft()
+        one, count, number = self.underway[0], len(self.underway[0].batch.moves), self._begun - len(self.underway)
+        sums: Int64s | None = self.sums_of(one.slot, count)
+        if self.others is not None:
+            said = self.others.moved(self._stores, number)
+            if said is None:
+                return None
+            sums = joined(self.sums_of(one.slot, count), said)
+        self.underway.popleft()
         self._count(one, one.fence.time())
-        moves = one.batch.moves
-        for error in one.errors:
-            log.warning("a transfer of %d pages failed: %s: %s", len(moves), type(error).__name__, error)
-            return one.batch, [None] * len(moves)
-        sums: Int64s = self.arrived[one.slot].array.view(np.int64)
-        return one.batch, sums[: len(moves)].tolist()
+        return one.batch, [None] * count if failed(one.errors, count) or sums is None else sums.tolist()
 
     def _count(self, one: RunningTransfer, until: int) -> None:
-        self.bytes += sum([self._page_bytes[move.group] for move in one.batch.moves])
+        self.bytes += self.ranks * sum([self._page_bytes[move.group] for move in one.batch.moves])
         self.took_ns = until - max(one.since, self._ended)  # without the wait for the previous one
         self.ns += until - max(one.began, self._ended)
         if not self._until or one.began - self._until > ONE_STRETCH_NS:
             self._from = one.began
         self._until = self._ended = until
+
+
+class FollowingMoves:
+    """The transfers of a rank that follows: it moves its part of pages when the leader orders it."""
+
+    def __init__(
+        self, device: Device, cache: KVCache, copy_pages: CopyPages, slots: int, memory: SharedMemory, share: Share
+    ) -> None:  # fmt: skip
+        """`memory` is the leader's, as this rank has mapped it."""
+        layout = SlotLayout(cache, slots, share.world)
+        assert layout.nbytes == len(memory.data), f"the leader's slots have {len(memory.data)} bytes"
+        parts = layout.parts(device.host_memory(layout.nbytes, torch.from_numpy(memory.data)), share.rank)
+        pages = layout.pages()
+        self._out = TransferWay(device, device.bulk_out, True, copy_pages, pages, parts)
+        self._in = TransferWay(device, device.bulk_in, False, copy_pages, pages, parts)
+        self.underway: deque[tuple[MoveOrder, Fence, list[Exception]]] = deque()
+
+    def begin(self, order: MoveOrder, fence: Fence | None) -> None:
+        """Begin a transfer after `fence`, the end of the steps that it comes after, unless they have ended."""
+        way = self._out if order.stores else self._in
+        if fence is not None:
+            way.stream.after(fence)
+        self.underway.append((order, *way.obey(order)))
+
+    def ended(self) -> list[tuple[MoveOrder, bytes]]:
+        """Return transfers that have ended since the last call, with the checksums of their parts, or FAILED_MOVE."""
+        ended = [one for one in self.underway if one[1].done()]
+        for one in ended:
+            self.underway.remove(one)
+        return [(order, self._sums(order, errors)) for order, _, errors in ended]
+
+    def _sums(self, order: MoveOrder, errors: list[Exception]) -> bytes:
+        way, count = self._out if order.stores else self._in, sum([count for _, count in order.counts])
+        return FAILED_MOVE if failed(errors, count) else way.sums_of(order.number, count).tobytes()
+
+
+def failed(errors: Sequence[Exception], count: int) -> bool:
+    """Return whether a transfer has failed, and log why."""
+    for error in errors:
+        log.warning("a transfer of %d pages failed: %s: %s", count, type(error).__name__, error)
+    return bool(errors)
 
 
 def _source(move: PageMove) -> tuple[int, int]:
@@ -347,18 +461,14 @@ def writable(data: Bytes) -> Bytes:
     return np.ctypeslib.as_array((ctypes.c_uint8 * len(data)).from_address(data.ctypes.data))
 
 
-def _starts(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the start of each group's slots, from their count and bytes, at a multiple of the bytes, and the end: a
-    peer counts slots of a group from the beginning of the memory."""
+def _starts(slots: int, strides: Sequence[int]) -> tuple[list[int], int]:
+    """Return the start of each group's slots, at a multiple of their bytes, and the end: a peer counts slots of a
+    group from the beginning of the memory."""
     starts, end = list[int](), 0
-    for count, stride in sizes:
+    for stride in strides:
         starts.append(-(-end // stride) * stride)
-        end = starts[-1] + count * stride
+        end = starts[-1] + slots * stride
     return starts, end
-
-
-def _stride(memory: Tensor) -> int:
-    return _rounded(memory[0].nbytes)
 
 
 def _rounded(nbytes: int) -> int:

@@ -119,9 +119,9 @@ class PairServing:
         # The last of equal flags counts.
         flags = [*self._argv, "--pd", "none", "--role", side.role, "--uds", side.path, side.flag, f"unix:{self._kv}"]
         env = {**os.environ, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if len(devices) > 1:
-            env["CUDA_VISIBLE_DEVICES"] = devices[side.number]
+        devices, ranks = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), self._engine.tensor_parallel_size
+        if len(devices) >= 2 * ranks:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[side.number * ranks :][:ranks])
         command = [sys.executable, "-m", "gapless", "serve", *flags]
         child = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=DEVNULL, env=env, start_new_session=True

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gapless.base.records import MoveOrder
 from gapless.device import Fence
 from gapless.kernels.layout import LENGTH
 from gapless.step.executor import Executor
@@ -47,10 +48,11 @@ class Follower:
     def __init__(
         self, executor: Executor, captured: Callable[[list[bool]], None],
         adapt: Callable[[AdapterOrder], None] | None = None, renew: Callable[[WeightsOrder], None] | None = None,
+        move: Callable[[MoveOrder, Fence | None], None] | None = None,
     ) -> None:  # fmt: skip
         """`captured` is given which graphs of a CaptureOrder this rank has made; `adapt` obeys an AdapterOrder, and
-        `renew` a WeightsOrder."""
-        self.executor, self._adapt, self._renew = executor, adapt, renew
+        `renew` a WeightsOrder. `move` begins a transfer of pages after a fence, or at once."""
+        self.executor, self._adapt, self._renew, self._move = executor, adapt, renew, move
         self.launched = 0
         """Steps enqueued so far"""
         self._captured = captured
@@ -68,6 +70,10 @@ class Follower:
             self._drain()
             self._captured(self.executor.capture(order))
             return
+        if isinstance(order, MoveOrder):
+            assert self._move is not None, "a rank without a host tier has no pages to move"
+            self._move(order, self._end_of(order.after))
+            return
         if isinstance(order, AdapterOrder):
             assert self._adapt is not None, "a model without adapters"
             self._adapt(order)
@@ -83,6 +89,11 @@ class Follower:
         self._flown.append(self.executor.obey(order))
         self.launched += 1
         self.look()
+
+    def _end_of(self, steps: int) -> Fence | None:
+        """Return the end of the first `steps` steps; None if they have ended for certain."""
+        place = steps - 1 - (self.launched - len(self._flown))
+        return self._flown[place] if place >= 0 else None
 
     def look(self) -> None:
         """Forget steps that have ended, but the last. Raises DeviceError if the device has failed."""

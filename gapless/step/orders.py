@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from gapless.base.records import MoveOrder
+from gapless.base.shared import SharedMemory
 from gapless.model.seam import BatchShape
 from gapless.step.keys import ForwardKey, Load, LoadKey, ProgramKey, SampleKey, StepKey
 from gapless.step.packet import PacketShape
@@ -61,7 +63,7 @@ class WeightsOrder(NamedTuple):
     """The digest of the leader's, to take them; empty to read them"""
 
 
-AnyOrder = Order | CaptureOrder | AdapterOrder | WeightsOrder
+AnyOrder = Order | CaptureOrder | AdapterOrder | WeightsOrder | MoveOrder
 
 
 class Ranks(Protocol):
@@ -79,6 +81,15 @@ class Ranks(Protocol):
         """Return which graphs of the last order, this one, all of them have. Waits; nothing is in flight."""
         ...
 
+    def host_memory(self, nbytes: int) -> SharedMemory:
+        """Return the memory of the host tier, which all map. Called once at most, before the first order."""
+        ...
+
+    def moved(self, stores: bool, number: int) -> Sequence[bytes] | None:
+        """Return the int64 checksums of the pages that each has moved by the order of this number, empty if it has
+        failed there; None until all have moved them. Never waits."""
+        ...
+
     def waited(self) -> Sequence[int]:
         """Return the time that each rank's programs have waited for other ranks so far, ns, the leader first."""
         ...
@@ -90,7 +101,7 @@ class Ranks(Protocol):
 
 def followed(order: AnyOrder) -> AnyOrder:
     """Return an order as ranks without samplers and lanes need it: loads and forwards."""
-    if isinstance(order, AdapterOrder | WeightsOrder):
+    if isinstance(order, AdapterOrder | WeightsOrder | MoveOrder):
         return order
     if isinstance(order, CaptureOrder):
         return CaptureOrder(*(tuple(key for key in keys if isinstance(key, ForwardKey)) for keys in order))
@@ -120,6 +131,9 @@ class OrderWriter:
     def write(self, order: AnyOrder) -> bytes:
         """Return the bytes of an order."""
         order = followed(order)
+        if isinstance(order, MoveOrder):
+            facts = _MOVE_FACTS.pack(order.number, order.after)
+            return self._sealed(_MOVE, order.stores, 0, facts + _packed(order.counts), order.places)
         if not isinstance(order, Order):
             return self._sealed(_WHOLE, 0, 0, _packed(order), b"")
         key, words = order
@@ -165,6 +179,10 @@ class OrderReader:
         self._crc = zlib.crc32(data[size:], zlib.crc32(head, self._crc))
         if crc != self._crc:
             raise WireError("an order is not the next one of its leader, or was changed on its way")
+        if kind == _MOVE:
+            order, after = _MOVE_FACTS.unpack_from(data, size)
+            counts = _unpacked(bytes(data[size + _MOVE_FACTS.size : size + named]))
+            return MoveOrder(bool(flags), order, after, counts, bytes(data[size + named :]))
         parts = _unpacked(bytes(data[size : size + named])) if named else (None, None)
         if kind == _WHOLE:
             assert isinstance(parts, CaptureOrder | AdapterOrder | WeightsOrder), "a whole order"
@@ -178,7 +196,9 @@ class OrderReader:
         return Order(key if load is None else key._replace(load=load), words)
 
 
-_STEP, _WHOLE = range(2)
+_STEP, _WHOLE, _MOVE = range(3)
+_MOVE_FACTS = struct.Struct("<QQ")
+"""Number of a move, and the steps that it comes after"""
 _RECORDS = {kind.__name__: kind for kind in (
     BatchShape, PacketShape, ForwardKey, SampleKey, LoadKey, Load, StepKey, CaptureOrder, AdapterOrder, WeightsOrder
 )}  # fmt: skip

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
 from gapless.base import observe
 from gapless.base.errors import DeviceError
+from gapless.base.records import MoveOrder
 from gapless.base.share import Share
+from gapless.base.shared import SharedMemory
 from gapless.device.record import TapeGraph
 from gapless.device.seam import Program
+from gapless.engine.rank_moves import RankMoves
 from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
+from gapless.offload.transfers import FollowingMoves
 from gapless.step.executor import Executor
 from gapless.step.follower import Follower, FollowerProgram
 from gapless.step.keys import ForwardKey
@@ -64,6 +68,8 @@ class RankHost(SimStream):
         """Answers to orders of captures"""
         self.taken: deque[str] = deque(maxlen=LAST_ORDERS)
         self.follower: Follower | None = None
+        self.moves: FollowingMoves | None = None
+        self._answer = partial(device.world.answer, device.rank)
         self.baton = Baton(f"host of rank {device.rank}")
         self.fence: SimFence | None = None
         """Waited for, in the middle of an order"""
@@ -75,14 +81,23 @@ class RankHost(SimStream):
     def can_move(self, moment: int) -> bool:
         if self.baton.busy:
             return self.awaited() is None or self.device.fault.error is not None
-        return bool(self.inbox) and self.inbox[0][1] <= moment and self.device.fault.error is None
+        comes = bool(self.inbox) and self.inbox[0][1] <= moment
+        return (comes or self._has_moved()) and self.device.fault.error is None
+
+    def _has_moved(self) -> bool:
+        underway: Any = self.moves.underway if self.moves is not None else ()
+        return any([fence.at is not None for _, fence, _ in underway])
 
     def head(self) -> str:
         return f"host: {'in' if self.baton.busy else 'after'} {self.taken[-1] if self.taken else 'no order'}"
 
     def obey(self) -> None:
-        """Take the next order. Raises DeviceError if the device has failed."""
+        """Answer for transfers that have ended, or take the next order. Raises DeviceError if the device has failed."""
         assert self.follower is not None
+        if self.moves is not None and self._has_moved():
+            for move, checksums in self.moves.ended():
+                self._answer(move, checksums)
+            return
         order = self._reader.read(self.inbox.popleft()[0])
         self.taken.append(named(order))
         self.follower.obey(order)
@@ -229,6 +244,9 @@ class World:
         self.device, self.group = self.devices[0], self.groups[0]
         self._writer = OrderWriter()
         self._captures = 0
+        self._moves = RankMoves(ranks)
+        self.memory: SharedMemory | None = None
+        """The host tier's"""
         self._meetings: dict[int, Meeting] = {}
 
     def follow(self, loop: Loop) -> None:
@@ -241,8 +259,17 @@ class World:
             executor = Executor(
                 host.device, program, words, len(leader.packets.slots), len(leader.outboxes.slots), fill
             )
-            host.follower = Follower(executor, host.made.append)
+            host.follower = Follower(executor, host.made.append, move=self._moves_of(host, loop, executor))
         observe.built(self)
+
+    def _moves_of(self, host: RankHost, loop: Loop, executor: Executor) -> Callable[..., None] | None:
+        transfers, share = loop.parts.transfers, self.groups[self.hosts.index(host) + 1].share
+        if transfers is None or self.memory is None:
+            return None
+        program, slots = executor.program, transfers.host.groups[0].size
+        copy_pages = program.kernels.copy_pages
+        host.moves = FollowingMoves(executor.device, program.cache, copy_pages, slots, self.memory, share)
+        return host.moves.begin
 
     @property
     def executors(self) -> list[Executor]:
@@ -256,6 +283,8 @@ class World:
 
     def send(self, order: AnyOrder) -> None:
         self._captures += isinstance(order, CaptureOrder)
+        if isinstance(order, MoveOrder):
+            self._moves.sent(order)
         full = any(len(host.inbox) >= self.faults.ring for host in self.hosts)
         assert isinstance(order, CaptureOrder) or not full, "a full ring takes no order"
         data = self._writer.write(order)
@@ -269,6 +298,18 @@ class World:
             assert self.force() is not None, self.deadlock("the answers about captures")
         made = [iter(host.made[self._captures - 1]) for host in self.hosts]
         return [not isinstance(key, ForwardKey) or all([next(one) for one in made]) for key in order.capture]
+
+    def host_memory(self, nbytes: int) -> SharedMemory:
+        self.memory = SharedMemory(nbytes)
+        return self.memory
+
+    def moved(self, stores: bool, number: int) -> Sequence[bytes] | None:
+        return self._moves.ended(stores, number)
+
+    def answer(self, rank: int, order: MoveOrder, checksums: bytes) -> None:
+        """Take in the end of a rank's transfer."""
+        self._moves.said(rank, order.stores, order.number, checksums)
+        self.device.bell.ring()
 
     def waited(self) -> list[int]:
         return [0] * len(self.devices)
@@ -418,6 +459,8 @@ def named(order: AnyOrder) -> str:
     """Name an order, for messages."""
     if isinstance(order, CaptureOrder):
         return f"captures of {len(order.capture)} graphs"
+    if isinstance(order, MoveOrder):
+        return f"{'a store' if order.stores else 'a load'} of {sum([count for _, count in order.counts])} pages"
     if not isinstance(order, Order):
         return f"files of {order.path or order.digest}"
     packet = order.key.forward.packet

@@ -109,7 +109,7 @@ def test_namespaces_of_tiers_differ_by_format_and_scales_and_peers_say_so():
         assert len(set(names)) == len(names)
     assert len({one.digest for one in found.values()}) == 3
     ours, theirs = found[KVFormat.FP8], found[KVFormat.K8V4]
-    with pytest.raises(PeerRefused, match=r'ours: .*"kv_cache_dtype": "fp8 .*theirs: .*"kv_cache_dtype": "k8v4 '):
+    with pytest.raises(PeerRefused, match=r"of something else: kv_cache_dtype k8v4 .*, ours fp8 "):
         check_same(ours, theirs.digest, theirs.text.encode())
 
 

@@ -10,9 +10,9 @@ from gapless.guard.race_device import DeviceWatch
 from gapless.testing.world import Faults
 
 SEEDS, RACED = pytest.mark.seeds, pytest.mark.raced
-ALONE = ("adapters", "host tier", "right draft model", "erring draft model", "wrong draft model")
+ALONE = ("adapters", "right draft model", "erring draft model", "wrong draft model")
 """Oracles of what only an engine of one rank has"""
-FIRST = ("plain", "processors", "erring masked drafts")
+FIRST = ("plain", "host tier", "processors", "erring masked drafts")
 LATE = Faults(late=40, ring=3, refused=0.2)
 
 

@@ -9,6 +9,7 @@ the connection.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import secrets
 import socket
@@ -305,5 +306,15 @@ def _proves(proof: bytes, key: bytes, who: bytes, said: bytes) -> bool:
 def check_same(namespace: Namespace, digest: bytes, text: bytes) -> None:
     """Refuse a peer whose pages are of something else, whatever words it finds for them."""
     if digest != namespace.digest or sha256(text).digest() != digest:
-        theirs = text.decode(errors="replace")
-        raise PeerRefused(f"the peer's pages are of something else; ours: {namespace.text}; theirs: {theirs}")
+        raise PeerRefused(f"the peer's pages are of something else: {_differences(namespace.text, text)}")
+
+
+def _differences(ours: str, text: bytes) -> str:
+    """Return what differs between two namespaces, with both values of it."""
+    theirs = text.decode(errors="replace")
+    try:
+        facts, others = json.loads(ours), json.loads(theirs)
+        names = [name for name in {**facts, **others} if facts.get(name) != others.get(name)]
+        return ", ".join([f"{name} {others.get(name)}, ours {facts.get(name)}" for name in names])
+    except (ValueError, AttributeError):
+        return f"ours: {ours}; theirs: {theirs}"

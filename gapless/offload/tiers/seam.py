@@ -75,7 +75,7 @@ class TierAnswer(NamedTuple):
 
 
 class Namespace(NamedTuple):
-    """All that makes the bytes of pages incompatible, in words. Parallel sizes, hosts and processes are not in it."""
+    """All that makes the bytes of pages incompatible, in words, ranks included. Hosts and processes are not in it."""
 
     text: str
     """JSON, with its keys in order"""
