@@ -26,8 +26,10 @@ def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
     for ignored in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ignored, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
-    number = int(sys.argv[1])
-    os.set_inheritable(number, False)  # child processes must not inherit the socket
+    given = int(sys.argv[1])
+    # A parent with a thousand connections gives a number beyond those of `select`. No child inherits the new one.
+    number = os.dup(given)
+    os.close(given)
     settings = read_settings()
     control = Control()
     pulse = Pulse(control)

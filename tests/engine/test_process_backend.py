@@ -166,6 +166,16 @@ async def test_kill_nine_ends_everything_and_the_engine_comes_back():
         assert len(sink.deaths) == 1
 
 
+async def test_an_engine_serves_whose_parent_has_more_descriptors_than_select_takes():
+    with contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+        async with running() as (backend, sink):
+            backend.submit(request(1))
+            await sink.until(lambda: sink.flags_of.get(1) == Flag.LENGTH or sink.deaths)
+            assert not sink.deaths
+
+
 async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
     async with running(fail_at=(5,)) as (backend, sink):
         backend.submit(request(1, length=100))
