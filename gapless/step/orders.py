@@ -137,12 +137,12 @@ class OrderWriter:
         if not isinstance(order, Order):
             return self._sealed(_WHOLE, 0, 0, _packed(order), b"")
         key, words = order
-        number, fresh = self.number(key._replace(load=None))
+        number, fresh = self._number(key._replace(load=None))
         parts = (key if fresh else None, key.load)
         named = _packed(parts) if fresh or key.load is not None else b""
         return self._sealed(_STEP, _WORDS if words is not None else 0, number, named, words or b"")
 
-    def number(self, key: StepKey) -> tuple[int, bool]:
+    def _number(self, key: StepKey) -> tuple[int, bool]:
         """Return the number of a key, and whether it is new to the readers."""
         number = self._numbers.get(key)
         if number is not None:

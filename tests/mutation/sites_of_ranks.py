@@ -37,13 +37,18 @@ def orders_unchained() -> AbstractContextManager[None]:
 
 
 def key_book_off_by_one() -> AbstractContextManager[None]:
-    """The number of a key that was sent before is that of the key after it."""
+    """The number of a key that was sent before is that of the key before it."""
+    sent: list[Any] = []
 
-    def number(original: Callable[..., tuple[int, bool]], self: OrderWriter, key: Any) -> tuple[int, bool]:
-        found, fresh = original(self, key)
-        return found + (not fresh and found + 1 < self._next), fresh
+    def write(original: Callable[..., bytes], self: OrderWriter, order: Any) -> bytes:
+        key = getattr(order, "key", None)
+        if key is not None and key in sent:
+            order = order._replace(key=sent[sent.index(key) - 1])
+        elif key is not None and key.load is None:
+            sent.append(key)
+        return original(self, order)
 
-    return replaced(OrderWriter, "number", number)
+    return replaced(OrderWriter, "write", write)
 
 
 def ring_without_room() -> AbstractContextManager[None]:
