@@ -103,7 +103,8 @@ class CudaGroup:
     def __init__(self, share: Share, device: CudaDevice, words: HostWords, driver: Driver | None = None) -> None:
         """Raises ConfigError: there are more ranks than this serves, or a library is missing."""
         if not 2 <= share.world <= MOST_CUDA_RANKS:
-            raise ConfigError(f"CUDA serves 2 to {MOST_CUDA_RANKS} ranks on one host, not {share.world}")
+            text = f"CUDA serves 2 to {MOST_CUDA_RANKS} ranks on one host, not {share.world}"
+            raise ConfigError(f"tensor_parallel_size: {text}")
         self.share, self.device, self.driver = share, device, driver or Driver(device.torch_device)
         self._end = words.end
         self._stop = words.memory[words.stop : words.stop + 4].view(torch.int32).numpy()
@@ -231,6 +232,7 @@ class CudaGroup:
         """Launch `add_norm`."""
         assert x.is_contiguous() and y.is_contiguous() and x.shape == y.shape and x.dtype == y.dtype
         assert weight.dtype == torch.float32 and weight.is_contiguous()
+        assert x.shape[1] * x.itemsize % 8 == 0 and y.data_ptr() % 8 == x.data_ptr() % 8 == 0
         rows, width = x.shape[0], x.shape[1] * x.itemsize // 8
         out = torch.empty_like(x)
         given: dict[str, Any] = {
@@ -241,7 +243,6 @@ class CudaGroup:
             "eps": eps,
         }
         if y.nbytes <= 8 * self.arena.cells and width <= KEPT_CELLS:
-            assert x.shape[1] * x.itemsize % 8 == 0 and y.data_ptr() % 8 == x.data_ptr() % 8 == 0
             self._launch(f"add_norm_{SUM_KINDS[x.dtype]}", rows, rows=rows, width=width, **given)
         else:
             self.add_here(y)

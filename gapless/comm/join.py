@@ -7,7 +7,7 @@ import mmap
 
 import torch
 
-from gapless.base.errors import EngineError
+from gapless.base.errors import ConfigError, EngineError
 from gapless.comm.cuda import HANDLES_BYTES, CudaGroup, HostWords
 from gapless.comm.seam import Group
 from gapless.comm.shared import LINE_BYTES, STOP_AT, WAITED_AT, Commons
@@ -21,10 +21,14 @@ def group_on(device: Device, commons: Commons) -> Group:
     """Return the group for this device's tensors. Every rank calls it, and on CUDA waits for the others.
 
     Raises:
-        ConfigError: see `CudaGroup`.
+        ConfigError: see `CudaGroup`, or the device has no group.
         EngineError: the ranks were stopped.
     """
     if not isinstance(device, CudaDevice):
+        if device.caps.own_memory:
+            raise ConfigError(
+                f"tensor_parallel_size: a device of the kind {device.kind} has no sums over ranks: leave it out"
+            )
         return commons.group
     share, at = commons.share, commons.board_at
     memory = mmap.mmap(commons.fd, -(-(at + share.world * LINE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE)

@@ -52,25 +52,29 @@ class FollowingAdapters:
 
     def __init__(self, files: AdapterFiles) -> None:
         self._files = files
-        self._held: dict[str, AdapterContents] = {}
-        """Digest -> adapter"""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-adapters")
+        self._held: dict[str, Future[AdapterContents]] = {}
+        """Digest -> adapter, which may still be read"""
 
     def obey(self, order: AdapterOrder) -> None:
-        """Read, load or forget an adapter, and wait for that. Raises CheckpointError."""
+        """Begin to read an adapter, forget it, or load it and wait for that. Raises CheckpointError."""
         digest, path, slot = order
         if not path:
             del self._held[digest]
             return
         if digest not in self._held:
-            found = self._files.read(Path(path))
-            if found.digest != digest:
-                raise CheckpointError(f"{path}: its files changed while the ranks read them: write them elsewhere")
-            self._held[digest] = found
+            self._held[digest] = self._pool.submit(self._read, digest, path)
         if slot != NO_SLOT:
-            stream = self._files.device.bulk_in
-            for target, source in zip(self._files.tables.slot(slot), self._held[digest].parts, strict=True):
+            stream, parts = self._files.device.bulk_in, self._held[digest].result().parts
+            for target, source in zip(self._files.tables.slot(slot), parts, strict=True):
                 stream.upload(target, source)
             stream.record().wait()  # later steps read it
+
+    def _read(self, digest: str, path: str) -> AdapterContents:
+        found = self._files.read(Path(path))
+        if found.digest != digest:
+            raise CheckpointError(f"{path}: its files changed while the ranks read them: write them elsewhere")
+        return found
 
 
 class AdapterChanges:

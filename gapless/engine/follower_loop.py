@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import select
 import socket
@@ -54,7 +55,6 @@ T = TypeVar("T")
 
 def follow(rank: int, world: int, number: int) -> bool:
     """Load, and obey until the leader stops the ranks; False after a failure, which is sent to the leader."""
-    progress.show = lambda phase: None  # the leader's start has the same parts
     os.set_inheritable(number, False)
     leader = socket.socket(fileno=number)
     shared, memory, _, _ = socket.recv_fds(leader, len(MEMORY_TAG), 2)
@@ -63,6 +63,9 @@ def follow(rank: int, world: int, number: int) -> bool:
     wire = Wire(leader)
     try:
         commons = Commons.attach(memory[0], Share(rank, world))
+        places = itertools.count(1)
+        # The leader's start has the same parts, and shows them; it looks whether ours go on.
+        progress.show = lambda phase: commons.board.enter(next(places))
         FollowingRank(wire, commons, memory[1]).run()
     except Exception as error:
         if not isinstance(error, UserError):

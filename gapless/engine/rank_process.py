@@ -24,6 +24,8 @@ RANK_END_SECONDS = 1.0
 MEMORY_TAG = b"m"
 """Byte that travels with the files of the ranks' memory, and of the host tier's"""
 _TAIL_BYTES = 4_096
+_MOST_READS = 64
+"""Reads of a log after the end of its process, whose children may go on writing"""
 
 
 class RankProcess:
@@ -64,16 +66,23 @@ class RankProcess:
         self.wire.send(m.encode([message]))
 
     def read_log(self) -> bool:
-        """Copy new lines of its stderr to ours; False at its end."""
+        """Copy some new lines of its stderr to ours; False at its end."""
         try:
-            while chunk := os.read(self.stderr.fileno(), _TAIL_BYTES):
-                self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
-                *lines, self._line = (self._line + chunk).split(b"\n")
-                for line in lines:
-                    print(f"rank {self.rank}: {line.decode(errors='replace')}", file=sys.stderr)
+            chunk = os.read(self.stderr.fileno(), _TAIL_BYTES)
         except BlockingIOError:
             return True
-        return False
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        with contextlib.suppress(OSError):  # nobody reads ours
+            for line in lines:
+                print(f"rank {self.rank}: {line.decode(errors='replace')}", file=sys.stderr)
+        return bool(chunk)
+
+    def read_end(self) -> None:
+        """Copy the rest of its stderr: it has ended."""
+        for _ in range(_MOST_READS):
+            if not self.read_log():
+                break
 
     def take_words(self, kind: str, text: str) -> None:
         """Note an error that ends it."""
@@ -87,7 +96,7 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self.read_log()
+        self.read_end()
         return self.died or EngineDeadError(exit_text(f"rank {self.rank}", code, self._tail))
 
     def kill(self) -> None:
@@ -104,7 +113,7 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.read_log()
+        self.read_end()
         self.stderr.close()
         self.wire.close()
 

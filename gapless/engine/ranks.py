@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
@@ -27,6 +27,7 @@ from gapless.device import Device
 from gapless.engine import rank_messages as rm
 from gapless.engine.rank_moves import MOVE_LOOKS, OpenMove, RankMoves
 from gapless.engine.rank_process import RankProcess
+from gapless.step.lanes import LANES
 from gapless.step.memory import MemorySizes
 from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, followed
 
@@ -36,12 +37,26 @@ LOOK_SECONDS = 0.1
 SILENT_LOOKS = 18
 """A rank that gives no sign of life between this many looks is stopped. Looks, not time: the whole machine may have
 slept."""
+STUCK_LOOKS = 3_000
+"""Looks at a rank that the leader awaits, at its start or for a capture, without any progress: kernels may compile"""
+LIST_WORDS = 16
+"""[words] Most padding of a list of a lane"""
 KEPT_ORDERS = 64
 """Orders in the report of a stall"""
 FURTHER_BYTES, ROW_BYTES, PATH_BYTES = 64, 160, 8192
 """[bytes] At most: an order without words, the names of a row's part of another one, and an order with a path"""
 
 T = TypeVar("T")
+
+
+class Life(NamedTuple):
+    """The signs of life of a rank, and the looks since each was the same."""
+
+    pulse: int = 0
+    silent: int = 0
+    state: int = 0
+    """The part of its start"""
+    stuck: int = 0
 
 
 class FollowingRanks:
@@ -69,7 +84,7 @@ class FollowingRanks:
         self._messages: defaultdict[int, deque[Any]] = defaultdict(deque)
         self._device: Device | None = None
         self._wake: Callable[[], None] | None = None
-        self._wants_steps: Callable[[], bool] = lambda: False
+        self._wants_steps: Callable[[], bool] = lambda: True  # at the start, all have work
         self._awaits = self._stopped = False
         self._writer, self._most = OrderWriter(), 0
         self._sent = self._steps = 0
@@ -142,22 +157,24 @@ class FollowingRanks:
     # Orders: see `Ranks`.
 
     def room(self, orders: int) -> int:
-        return orders if self._commons.ring.room(self._most + orders * FURTHER_BYTES) else 0
+        for count in (orders, 1):
+            if self._commons.ring.room(self._most + count * FURTHER_BYTES):
+                return count
+        return 0
 
     def send(self, order: AnyOrder) -> None:
         if isinstance(order, CaptureOrder) and not any(followed(order)):
             return
-        if isinstance(order, Order):
-            self._steps += 1
-        else:
-            while not self.room(1):
-                self.check()
-                time.sleep(LOOK_SECONDS / 10)  # it is being read
         if isinstance(order, MoveOrder):
             self._moves.sent(order)
         self._sent += 1
+        self._steps += isinstance(order, Order)
         self._last.append((self._sent, order))
-        self._commons.ring.put(self._writer.write(order))
+        frame = self._writer.write(order)
+        while not isinstance(order, Order) and not self._commons.ring.room(len(frame)):
+            self.check()
+            time.sleep(LOOK_SECONDS / 10)  # it is being read
+        self._commons.ring.put(frame)
 
     def captured(self, order: CaptureOrder) -> list[bool]:
         sent = followed(order)
@@ -196,7 +213,7 @@ class FollowingRanks:
     def report(self) -> str:
         """Return the place of every rank, and the last orders."""
         places = [f"rank {rank}: {self._place(rank)}\n" for rank in range(self.world)]
-        orders = [f"  {number}: {_named(order)}\n" for number, order in self._last]
+        orders = [f"  {number}: {_named(order)}\n" for number, order in [*self._last]]
         return "".join([*places, self._moves.report(), "the last orders:\n", *orders])
 
     def _place(self, rank: int) -> str:
@@ -273,11 +290,18 @@ class FollowingRanks:
         return answers
 
     def _watch(self) -> None:
+        try:
+            self._follow_lives()
+        except Exception as error:
+            log.critical("the watch over the ranks failed", exc_info=error)
+            self.fail(EngineDeadError(f"the watch over the ranks failed: {type(error).__name__}: {error}"))
+
+    def _follow_lives(self) -> None:
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
                 selector.register(process.wire, selectors.EVENT_READ, (process, self._hear))
                 selector.register(process.stderr, selectors.EVENT_READ, (process, RankProcess.read_log))
-            pulses = {process.rank: (0, 0) for process in self._processes}
+            pulses = {process.rank: Life() for process in self._processes}
             due = time.monotonic() + LOOK_SECONDS
             while not self._stopped and self.failure is None:
                 for key, _ in selector.select(max(0.0, due - time.monotonic())):
@@ -316,20 +340,22 @@ class FollowingRanks:
         if self._device is not None:
             self._device.bell.ring()
 
-    def _look(self, pulses: dict[int, tuple[int, int]]) -> None:
-        """Count how long each rank has given no sign of life while it had work: its last pulse, and the looks since."""
+    def _look(self, lives: dict[int, Life]) -> None:
+        """Fail with a rank that gives no sign of life while it has work, or that the leader awaits for too long."""
         if late := self._moves.late():
             self.fail(EngineDeadError(f"{late} for {MOVE_LOOKS * LOOK_SECONDS:g} s: it hangs"))
         works = self._awaits or self._wants_steps()
-        for rank, (last, looks) in pulses.items():
-            pulse = self._commons.board.line(rank).pulse
-            looks = looks + 1 if works and pulse and pulse == last else 0
-            pulses[rank] = (pulse, looks)
-            if looks >= SILENT_LOOKS:
-                seconds = looks * LOOK_SECONDS
-                self.fail(
-                    EngineDeadError(f"rank {rank} gave no sign of life for {seconds:g} s: it is stopped or hangs")
-                )
+        for rank, life in lives.items():
+            line = self._commons.board.line(rank)
+            silent = life.silent + 1 if works and line.pulse and line.pulse == life.pulse else 0
+            stuck = life.stuck + 1 if self._awaits and not self._messages[rank] and line.state == life.state else 0
+            lives[rank] = Life(line.pulse, silent, line.state, stuck)
+            for looks, most, said in (
+                (silent, SILENT_LOOKS, "gave no sign of life"), (stuck, STUCK_LOOKS, "made no progress")
+            ):  # fmt: skip
+                if looks >= most:
+                    text = f"rank {rank} {said} for {looks * LOOK_SECONDS:g} s: it is stopped or hangs"
+                    self.fail(EngineDeadError(text))
 
 
 def rank_behind(lines: Sequence[BoardLine]) -> int:
@@ -351,5 +377,6 @@ def _named(order: AnyOrder) -> str:
 
 
 def _most_bytes(sizes: MemorySizes) -> int:
-    """Return the bytes of the longest order, beside CaptureOrders."""
-    return 4 * (sizes.fill + sizes.words) + (1 + sizes.rows) * ROW_BYTES + PATH_BYTES
+    """Return the bytes of the longest order of a step."""
+    lists = sum(lane.lists for lane in LANES) * (sizes.outbox.rows * sizes.outbox.width + LIST_WORDS)
+    return 4 * (sizes.fill + sizes.words + lists) + (1 + sizes.rows) * ROW_BYTES + PATH_BYTES

@@ -27,7 +27,7 @@ def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
         signal.signal(ignored, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
     given = int(sys.argv[1])
-    # A parent with a thousand connections gives a number beyond those of `select`. No child inherits the new one.
+    # A parent with a thousand connections gives a number beyond `select`'s. No child inherits the new one.
     number = os.dup(given)
     os.close(given)
     settings = read_settings()

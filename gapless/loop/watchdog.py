@@ -86,8 +86,10 @@ class Watchdog:
         while not self._stop.wait(self.pause):
             error = self.look()
             if error is not None:
-                seen = stacks() + (self._ranks.report() if self._ranks else "")
-                self._on_stall(error)
+                try:
+                    seen = stacks() + (self._ranks.report() if self._ranks else "")
+                finally:
+                    self._on_stall(error)
                 print(f"gapless: {error}; the stacks of all threads when it was noticed:\n{seen}", file=sys.stderr)
                 return
 

@@ -147,4 +147,5 @@ class Launcher:
             drop = CaptureOrder((), apart)
             self.ranks.send(drop)
             self.executor.capture(drop)
+            self.ranks.captured(drop)
         return everywhere

@@ -64,7 +64,7 @@ class RankHost(SimStream):
         super().__init__("host", device)
         self.inbox: deque[tuple[bytes, int]] = deque()
         """Orders on the wire, each with its earliest moment"""
-        self.made: list[list[bool]] = []
+        self.made: deque[list[bool]] = deque()
         """Answers to orders of captures"""
         self.taken: deque[str] = deque(maxlen=LAST_ORDERS)
         self.follower: Follower | None = None
@@ -243,7 +243,6 @@ class World:
         self.hosts = [device.host for device in self.devices[1:]]
         self.device, self.group = self.devices[0], self.groups[0]
         self._writer = OrderWriter()
-        self._captures = 0
         self._moves = RankMoves(ranks)
         self.memory: SharedMemory | None = None
         """The host tier's"""
@@ -282,7 +281,6 @@ class World:
         return max(0, min([orders, *(self.faults.ring - len(host.inbox) for host in self.hosts)]))
 
     def send(self, order: AnyOrder) -> None:
-        self._captures += isinstance(order, CaptureOrder)
         if isinstance(order, MoveOrder):
             self._moves.sent(order)
         full = any(len(host.inbox) >= self.faults.ring for host in self.hosts)
@@ -293,10 +291,10 @@ class World:
             host.inbox.append((data, self.moment + self.random.randint(0, self.faults.late)))
 
     def captured(self, order: CaptureOrder) -> list[bool]:
-        while any(len(host.made) < self._captures for host in self.hosts):
+        while not all(host.made for host in self.hosts):
             self.device.fault.check()
             assert self.force() is not None, self.deadlock("the answers about captures")
-        made = [iter(host.made[self._captures - 1]) for host in self.hosts]
+        made = [iter(host.made.popleft()) for host in self.hosts]  # in the order of their orders, as sockets bring them
         return [not isinstance(key, ForwardKey) or all([next(one) for one in made]) for key in order.capture]
 
     def host_memory(self, nbytes: int) -> SharedMemory:

@@ -1,7 +1,7 @@
 """A following rank that fails as RANK_FAULT says, such as "kill at load": run as a process in place of the engine's.
 
-The faults are kill (by SIGKILL), raise, stop (by SIGSTOP), hang (a program that does not end), and other, which changes
-its facts.
+The faults are kill (by SIGKILL), raise, stop (by SIGSTOP), hang (a program that does not end), other, which changes its
+facts, and refuse, which refuses its first captures.
 """
 
 from __future__ import annotations
@@ -47,6 +47,22 @@ def before(owner: Any, name: str, calls: int = 0) -> None:
     setattr(owner, name, failing)
 
 
+def refuse(executor: Any) -> None:
+    """Refuse the first two captures of forwards."""
+    capture, refused = executor.capture, [0]
+
+    def refusing(self: Any, order: Any) -> list[bool]:
+        made: list[bool] = capture(self, order)
+        if order.capture and refused[0] < 2:
+            refused[0] += 1
+            for key in order.capture:
+                self.graphs.pop(key, None)
+            return [False] * len(made)
+        return made
+
+    executor.capture = refusing
+
+
 def follow(rank: int, world: int, number: int) -> bool:
     if PLACE == "import":
         fail()
@@ -63,7 +79,10 @@ def follow(rank: int, world: int, number: int) -> bool:
         "order": lambda: before(Executor, "obey", STEPS),
         "forward": lambda: before(FollowerProgram, "forward", STEPS),
     }
-    places[PLACE]()
+    if FAULT == "refuse":
+        refuse(Executor)
+    else:
+        places[PLACE]()
     if FAULT == "other":
         facts_of = share.facts_of
         share.facts_of = lambda *args: facts_of(*args)._replace(weights="others")

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from gapless import LLM, ConfigError, EngineDeadError, SamplingParams, StalledError
-from gapless.engine import rank_process
+from gapless.engine import rank_process, ranks
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -76,6 +76,30 @@ LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 def test_a_rank_killed_in_its_start_ends_the_start_with_its_last_line(faulty, place):
     faulty(f"kill at {place}")
     with pytest.raises(EngineDeadError, match=f"^rank 1 was killed by SIGKILL; .*: about to kill at {place}$"):
+        engine()
+
+
+def test_graphs_that_one_rank_refuses_are_dropped_by_all_and_serving_goes_on(faulty):
+    with engine() as llm:
+        wanted = llm.generate(["Once", "Twice"], LONG)
+    faulty("refuse at capture")
+    with engine() as llm:
+        found = llm.generate(["Once", "Twice"], LONG)
+        assert llm.stats().steps.captures_refused == 2
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
+
+
+@pytest.mark.parametrize("place", ["check", "capture"])
+def test_a_rank_stopped_in_its_start_is_named(faulty, place):
+    faulty(f"stop at {place}")
+    with pytest.raises(EngineDeadError, match=r"^rank 1 gave no sign of life for 1\.8 s"):
+        engine()
+
+
+def test_a_rank_that_hangs_in_its_start_is_named(faulty, monkeypatch):
+    monkeypatch.setattr(ranks, "STUCK_LOOKS", 30)
+    faulty("hang at load")
+    with pytest.raises(EngineDeadError, match=r"^rank 1 made no progress for 3 s: it is stopped or hangs"):
         engine()
 
 

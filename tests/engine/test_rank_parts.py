@@ -43,7 +43,7 @@ class PlayedRank:
         ours, self.end = socket.socketpair()
         self.wire, (self.stderr, self._log) = Wire(ours), os.pipe()
 
-    def share(self, memory):
+    def share(self, memory, *pages):
         self.commons = Commons.attach(os.dup(memory), Share(self.rank, 3))
 
     def say(self, message):
