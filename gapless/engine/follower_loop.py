@@ -64,7 +64,7 @@ def follow(rank: int, world: int, number: int) -> bool:
     try:
         commons = Commons.attach(memory[0], Share(rank, world))
         places = itertools.count(1)
-        # The leader's start has the same parts, and shows them; it looks whether ours go on.
+        # The leader's start has the same parts, and shows them; it looks for progress of ours.
         progress.show = lambda phase: commons.board.enter(next(places))
         FollowingRank(wire, commons, memory[1]).run()
     except Exception as error:

@@ -25,7 +25,7 @@ MEMORY_TAG = b"m"
 """Byte that travels with the files of the ranks' memory, and of the host tier's"""
 _TAIL_BYTES = 4_096
 _MOST_READS = 64
-"""Reads of a log after the end of its process, whose children may go on writing"""
+"""Reads of a log after the end of its process, whose children may still write"""
 
 
 class RankProcess:
@@ -73,7 +73,7 @@ class RankProcess:
             return True
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
         *lines, self._line = (self._line + chunk).split(b"\n")
-        with contextlib.suppress(OSError):  # nobody reads ours
+        with contextlib.suppress(OSError):  # ours has no reader
             for line in lines:
                 print(f"rank {self.rank}: {line.decode(errors='replace')}", file=sys.stderr)
         return bool(chunk)
