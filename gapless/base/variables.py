@@ -27,7 +27,7 @@ OTHERS = {
     "XDG_CACHE_HOME": "folder of caches, in which our C++ is kept; default: ~/.cache",
     "CXX": "C++ compiler that is tried first",
     "ATEN_CPU_CAPABILITY": "avx2: torch and our C++ leave AVX-512 and AMX alone",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are seen; the first one is used",
+    "CUDA_VISIBLE_DEVICES": "GPUs that are seen; the first ones are used",
     "OTEL_SERVICE_NAME": "name of the server in traces; the SDK's other OTEL_ variables hold too",
     "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
     "NO_COLOR": "1: no colours in the terminal",

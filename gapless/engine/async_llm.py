@@ -196,7 +196,7 @@ class AsyncLLM:
         prompt_only: bool = False,
         label: str = "",
         interval: int = 0,
-        patient: bool = False,
+        patient: Callable[[], bool] = lambda: False,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
@@ -205,12 +205,12 @@ class AsyncLLM:
         accepts it, else to the stream's reader. Times count from `arrival`, monotonic nanoseconds, or from this call.
         `transfer` is for engines with a role. With `prompt_only` the prompt may fill the whole context; one token is
         sampled beyond it. `label` is another name, shown by `latest_requests`, not necessarily unique. `interval` is
-        the most tokens of a Delta. A `patient` call waits while an engine that died is followed by another.
+        the most tokens of a Delta. A call that is `patient` waits while an engine that died is followed by another.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
             await self.start()
-        if patient:
+        if patient():
             await self._steady.wait()
         resolver = self._check_up()
         check_adapter(adapter, self.info.adapters)
@@ -223,7 +223,7 @@ class AsyncLLM:
         )  # fmt: skip
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
-        if patient:
+        if patient():
             await self._steady.wait()
         self._check_up()
         self._check_free(name)

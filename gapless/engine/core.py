@@ -76,6 +76,8 @@ class EngineCore:
         self._ranks = parts.ranks
         self._matched: deque[Request] = deque()
         """Requests ready for the loop's queue, or waiting for new weights or the end of a pause."""
+        self._resumed: set[int] = set()
+        """Requests from an engine that died which wait for their matchers: they are older than any pause or update"""
         self._allocations = parts.device.allocations()
 
     def submit(self, request: Request) -> None:
@@ -86,14 +88,16 @@ class EngineCore:
         if full and (self.held or not ready):
             raise QueueFullError(f"{waiting} requests are waiting, which is the limit; try again later")
         if not ready:
+            self._resumed |= {request.key} if request.output is not None else set()
             self._compiler.submit(request)
-        elif self.held:
+        elif self.held and request.output is None:
             self._matched.append(request)
         else:
             self.loop.submit(request)
 
     def abort(self, key: int) -> None:
         self._compiler.abort(key)
+        self._resumed.discard(key)
         self._matched = deque(request for request in self._matched if request.key != key)
         self.loop.abort(key)
 
@@ -110,7 +114,7 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        if self.pauses.keeps and self.loop.requests:
+        if self.pauses.keeps and (self.loop.requests or self._resumed):
             text = "a pause holds requests that must end with the old weights: resume or abort them first"
             answer(RequestError(text, "model_path"))
         else:
@@ -147,9 +151,10 @@ class EngineCore:
             self._ranks.check()
         refused = self._admit()
         changed = self._changes is not None and self._changes.take()
-        changed = self.updates.take() or changed
+        changed = (not self._resumed and self.updates.take()) or changed
         if not self.loop.has_work():
-            if not (self.pauses.rested() or refused or changed) and self.bell.wait(MATCHER_SECONDS):
+            rested = not self._resumed and self.pauses.rested()
+            if not (rested or refused or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
             return Turn([], [], refused)
         try:
@@ -165,8 +170,12 @@ class EngineCore:
     def _admit(self) -> list[tuple[int, GaplessError]]:
         """Queue the requests with finished matchers, up to the queue's limit. Returns the refused ones."""
         ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
+        if self._resumed:
+            self._resumed -= {request.key for request in ready} | {key for key, _ in refused}
+            self._matched.extendleft([request for request in ready[::-1] if request.output is not None])
+            ready = [request for request in ready if request.output is None]
         self._matched += ready
-        while self._matched and not self.held:
+        while self._matched and not (self.held and self._matched[0].output is None):
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:

@@ -104,9 +104,11 @@ class FollowingRank:
         adapt = None
         if model.adapters is not None:
             adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
-        renew = FollowingWeights(model, device, self._share).obey
+        self._weights = FollowingWeights(model, device, self._share)
         move = moves.begin if moves is not None else None
-        self._obey(Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, renew, move), moves)
+        self._obey(
+            Follower(executor, lambda kept: self._say(rm.Captured(tuple(kept))), adapt, self._weights.obey, move), moves
+        )
 
     def _build(
         self, device: Device, model: LoadedModel, kernels: Kernels, head: Head | None, plan: rm.RankPlan
@@ -141,6 +143,8 @@ class FollowingRank:
             if moves is not None:
                 for order, checksums in moves.ended():
                     self._say(rm.Moved(order.stores, order.number, checksums))
+            if (read := self._weights.read()) is not None:
+                self._say(rm.WeightsRead(*read))
             frame = ring.take()
             if frame is None:
                 follower.look()

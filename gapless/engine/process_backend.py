@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError, RequestError
@@ -16,6 +17,8 @@ from gapless.engine.backend import MessageBackend
 from gapless.engine.child import WORKER, Child
 from gapless.engine.seam import AdapterChange, Sink
 from gapless.engine.stats import Stats
+from gapless.model.config import resolve_model_dir
+from gapless.model.fingerprint import stamp
 
 log = logging.getLogger("gapless.engine")
 
@@ -59,6 +62,10 @@ class ProcessBackend(MessageBackend):
         """Adapters replaced or unloaded since this child came up"""
         self._stale: set[str] = set()
         """Adapters whose requests may have begun with other weights, before this child came up"""
+        self._stamp: object = None
+        """The files of the weights in use, as they were when they were read; None before"""
+        self._rewritten = False
+        """Whether these files were written between this child and the one before"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.given_up = False
@@ -72,6 +79,7 @@ class ProcessBackend(MessageBackend):
         """Start the engine. Raises the child's own root cause (CheckpointError, ConfigError, ...)."""
         self.sink = sink
         await self._launch()
+        self._stamp = self._stamped()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         self._supervisor.add_done_callback(self._unsupervised)
 
@@ -92,6 +100,8 @@ class ProcessBackend(MessageBackend):
         """Pass a request to the engine, or return why that is refused."""
         if not self._ready.is_set():
             return EngineDeadError("the engine is not running")
+        if add.output is not None and len(add.output) and self._rewritten:
+            return EngineDeadError("the engine died, and the files of its weights have changed since it read them")
         if add.output is not None and len(add.output) and add.adapter in self._stale:
             return EngineDeadError(f"the engine died, and the adapter {add.adapter!r} has changed since it began")
         if not self._post(add):
@@ -109,12 +119,21 @@ class ProcessBackend(MessageBackend):
     def _restored(self) -> None:
         """Take requests, once the child has what its predecessor had."""
         if not any(number <= SAME_WEIGHTS for number in (*self._changes, *self._updates)):
+            before, self._stamp = self._stamp, self._stamped()
+            self._rewritten = before not in (None, self._stamp)
             super().came_up()
+
+    def _stamped(self) -> object:
+        """Return a stamp of the files of the weights in use; None without them."""
+        with suppress(OSError, GaplessError):
+            return stamp(resolve_model_dir(self.weights or self._config.model))
+        return None
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         path, change = self._updates.pop(number, None), self._changes.pop(number, None)
         if refusal is None and path is not None:
             self.weights = path
+            self._stamp = self._stamp if number == SAME_WEIGHTS else self._stamped()
         elif refusal is None and change is not None and number > SAME_WEIGHTS:
             self.adapters[change.name] = change
             self._replaced |= {change.name}.intersection(self.info.adapters)

@@ -72,6 +72,15 @@ class Moved(m.Message, frozen=True):
     """int64, a page's each; none if it has failed"""
 
 
+class WeightsRead(m.Message, frozen=True):
+    """Rank to leader: it has read new weights of this digest, or could not for this reason."""
+
+    number: int
+    """The place of its order among the orders to read some"""
+    digest: str
+    refusal: str = ""
+
+
 class Failed(m.Message, frozen=True):
     """Rank to leader: its last words."""
 
@@ -80,6 +89,6 @@ class Failed(m.Message, frozen=True):
 
 
 ToRank = LoadShare | BuildMemory
-FromRank = ShareLoaded | MemoryBuilt | Captured | Moved | Failed
+FromRank = ShareLoaded | MemoryBuilt | Captured | Moved | WeightsRead | Failed
 decode_to_rank = m.decoder(ToRank)
 decode_from_rank = m.decoder(FromRank)

@@ -29,7 +29,7 @@ from gapless.engine.rank_moves import MOVE_LOOKS, OpenMove, RankMoves
 from gapless.engine.rank_process import RankProcess
 from gapless.step.lanes import LANES
 from gapless.step.memory import MemorySizes
-from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, followed
+from gapless.step.orders import AnyOrder, CaptureOrder, Order, OrderWriter, WeightsOrder, followed
 
 log = logging.getLogger("gapless.engine.ranks")
 
@@ -71,6 +71,9 @@ class FollowingRanks:
         self.world = 1 + len(processes)
         self._pages: SharedMemory | None = None
         self._moves = RankMoves(self.world)
+        self._weights: dict[int, tuple[str, str]] = {}
+        """The ranks' answers to the last of the orders to read weights"""
+        self._reads = 0
         try:
             self._commons = Commons.create(self.world)
             self._pages_file = empty_file()
@@ -167,6 +170,9 @@ class FollowingRanks:
             return
         if isinstance(order, MoveOrder):
             self._moves.sent(order)
+        elif isinstance(order, WeightsOrder):
+            self._weights.clear()
+            self._reads += not order.digest and bool(order.path)
         self._sent += 1
         self._steps += isinstance(order, Order)
         self._last.append((self._sent, order))
@@ -196,6 +202,9 @@ class FollowingRanks:
 
     def moved(self, stores: bool, number: int) -> Sequence[bytes] | None:
         return self._moves.ended(stores, number)
+
+    def read_weights(self) -> Sequence[tuple[str, str]] | None:
+        return [*self._weights.values()] if len(self._weights) == len(self._processes) else None
 
     # The board.
 
@@ -322,6 +331,11 @@ class FollowingRanks:
         for message in messages:
             if isinstance(message, rm.Failed):
                 process.take_words(message.kind, message.text)
+            elif isinstance(message, rm.WeightsRead):
+                if message.number == self._reads:
+                    self._weights[process.rank] = message.digest, message.refusal
+                if self._device is not None:
+                    self._device.bell.ring()
             elif isinstance(message, rm.Moved):
                 self._take_move(process, message)
             else:

@@ -27,23 +27,33 @@ class FollowingWeights:
         self._model, self._device, self._share = model, device, share
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
         self._read: Future[NewWeights] | None = None
+        self._said, self._number = True, 0
 
     def obey(self, order: WeightsOrder) -> None:
-        """Begin to read new weights, drop them, or take them, which waits for them. Raises CheckpointError."""
+        """Begin to read new weights, drop them, or take them."""
         path, digest = order
         if not digest:
             self._read = None
             if path:
                 config, dtype = self._model.config, self._model.dtype
                 self._read = self._pool.submit(read_weights, Path(path), config, dtype, self._share)
+                self._said, self._number = False, self._number + 1
             return
         assert self._read is not None, "weights are read before they are taken"
         found, self._read = self._read.result(), None
-        if found.digest != digest:
-            raise CheckpointError(f"{path}: its files changed while the ranks read them: write them elsewhere")
+        assert found.digest == digest, "the leader has compared them"
         parts = put_weights(self._model, found.params)
         while on_device(self._device, lambda: next(parts, False)):
             pass
+
+    def read(self) -> tuple[int, str, str] | None:
+        """Return the number of a read that has ended, and the digest of its weights, or "" and why there is none; once.
+        None if no read has ended."""
+        if self._read is None or self._said or not self._read.done():
+            return None
+        self._said, error = True, self._read.exception()
+        digest, why = ("", f"{type(error).__name__}: {error}") if error else (self._read.result().digest, "")
+        return self._number, digest, why
 
 
 class WeightUpdates:
@@ -84,11 +94,13 @@ class WeightUpdates:
         if self._update is None or not self._update[0].done():
             return False
         read, answer = self._update
-        if (error := read.exception()) is not None:
+        if (error := read.exception() or self._refusal_of_ranks(read.result().digest)) is not None:
             self._order("")
             self._end()
             answer(self._refusal(error))
             return True
+        if not self._all_have_read():
+            return False
         self.waits = True
         if self._loop.requests or self._loop.in_flight:
             return False
@@ -108,6 +120,21 @@ class WeightUpdates:
     def close(self) -> None:
         """End the thread, after its current files."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _all_have_read(self) -> bool:
+        ranks = self._loop.launcher.ranks
+        return ranks is None or self._parts is not None or ranks.read_weights() is not None
+
+    def _refusal_of_ranks(self, digest: str) -> CheckpointError | None:
+        """Return why another rank cannot take the weights of this digest."""
+        ranks = self._loop.launcher.ranks
+        if ranks is None or self._parts is not None:
+            return None
+        for rank, (theirs, refusal) in enumerate(ranks.read_weights() or (), 1):
+            if theirs != digest:
+                why = refusal or "its files changed while the ranks read them: write them elsewhere"
+                return CheckpointError(f"{self._path}: rank {rank} cannot take it: {why}")
+        return None
 
     def _order(self, path: str, digest: str = "") -> None:
         """Let the other ranks read a checkpoint, take it, or drop it."""

@@ -62,8 +62,18 @@ def _sampled(path: Path) -> str:
     return digest.hexdigest()
 
 
+def stamp(directory: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return name, size and time of change of each file of a model: another if some file has been written since."""
+    return tuple([(path.name, facts.st_size, facts.st_mtime_ns) for path in _files(directory)
+                  if (facts := path.stat())])  # fmt: skip
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted([*directory.glob("*.safetensors"), *directory.glob(GGUF_NAME), directory / "config.json"])
+
+
 def _joined(directory: Path, file_digest: Callable[[Path], str]) -> str:
-    paths = sorted([*directory.glob("*.safetensors"), *directory.glob(GGUF_NAME), directory / "config.json"])
+    paths = _files(directory)
     return sha256("\n".join([f"{path.name} {file_digest(path)}" for path in paths]).encode()).hexdigest()
 
 

@@ -200,7 +200,7 @@ class Job:
             arrival=self.call.arrived,
             transfer=self.handover.transfer,
             prompt_only=self.prompt_only,
-            patient=bool(self.streams),
+            patient=lambda: bool(self.streams),
         )
         self.streams[number] = stream
         try:
@@ -286,7 +286,7 @@ def account(job: Job) -> None:
     metrics.by_adapter.update([job.adapter] if job.adapter else ())
     for number, stream in job.streams.items():
         if stream.deaths:
-            metrics.resumed["lost" if stream.failed else "finished"] += 1
+            metrics.resumed["lost" if stream.failed else "finished" if stream.finished else "aborted"] += 1
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
         times = stream.metrics
         if number not in job.begun:

@@ -53,7 +53,7 @@ FRONT = [
     Series("vllm:request_success", COUNTER, "Sequences ended.", "metrics.finished", "finished_reason"),
     Series("vllm:admission_rejections", COUNTER, "Requests refused.", "metrics.rejected", "reason"),
     Series("gapless:requests_resumed", COUNTER,
-        "Requests that were open when an engine died, by what came of them: finished by the next, or lost.",
+        "Requests open when an engine died, by their end: finished by the next, aborted, or lost.",
         "metrics.resumed", "outcome"),
     Series("gapless:adapter_requests", COUNTER, "Requests that ended, by adapter.", "metrics.by_adapter", "adapter"),
     Series("gapless:kv_event_batches", COUNTER,
@@ -150,7 +150,7 @@ class Metrics:
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.rejected: Counter[str] = Counter()
         self.by_adapter: Counter[str] = Counter()
-        self.resumed: Counter[str] = Counter(dict.fromkeys(("finished", "lost"), 0))
+        self.resumed: Counter[str] = Counter(dict.fromkeys(("finished", "aborted", "lost"), 0))
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self.kv_events: Callable[[], EventCounts] | None = None

@@ -119,8 +119,9 @@ class PairServing:
         # The last of equal flags counts.
         flags = [*self._argv, "--pd", "none", "--role", side.role, "--uds", side.path, side.flag, f"unix:{self._kv}"]
         env = {**os.environ, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
-        devices, ranks = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","), self._engine.tensor_parallel_size
-        if len(devices) >= 2 * ranks:
+        ranks = self._engine.tensor_parallel_size
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(2 * ranks))) if ranks > 1 else "")
+        if len(devices := named.split(",")) >= 2 * ranks:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[side.number * ranks :][:ranks])
         command = [sys.executable, "-m", "gapless", "serve", *flags]
         child = await asyncio.create_subprocess_exec(

@@ -90,6 +90,11 @@ class Ranks(Protocol):
         failed there; None until all have moved them. Never waits."""
         ...
 
+    def read_weights(self) -> Sequence[tuple[str, str]] | None:
+        """Return the digest of the weights that each has read by the last order, or "" and why it could not; None until
+        all have. Never waits."""
+        ...
+
     def waited(self) -> Sequence[int]:
         """Return the time that each rank's programs have waited for other ranks so far, ns, the leader first."""
         ...

@@ -66,7 +66,7 @@ def refuse(executor: Any) -> None:
 def follow(rank: int, world: int, number: int) -> bool:
     if PLACE == "import":
         fail()
-    from gapless.engine import follower_loop, share
+    from gapless.engine import follower_loop, share, updates
     from gapless.step.executor import Executor
     from gapless.step.follower import FollowerProgram
 
@@ -78,6 +78,7 @@ def follow(rank: int, world: int, number: int) -> bool:
         "capture": lambda: before(Executor, "capture"),
         "order": lambda: before(Executor, "obey", STEPS),
         "forward": lambda: before(FollowerProgram, "forward", STEPS),
+        "update": lambda: before(updates, "read_weights"),
     }
     if FAULT == "refuse":
         refuse(Executor)

@@ -189,7 +189,9 @@ async def test_an_engine_that_follows_one_that_died_has_its_adapters_and_goes_on
     async with AsyncLLM.from_config(config, backend) as llm:
         for name in ("one", "two"):
             await llm.change_adapter(AdapterChange(name, str(folder / "here" / name)))
-        streams = {name: await llm.open(PROMPT, LONG, adapter=name) for name in ("", "one", "two")}
+        endless = SamplingParams(temperature=0, ignore_eos=True)
+        params = {"": LONG, "one": LONG, "two": endless}
+        streams = {name: await llm.open(PROMPT, asked, adapter=name) for name, asked in params.items()}
         for stream in streams.values():
             await stream.next()
         await llm.change_adapter(AdapterChange("two", str(folder / "here" / "three"), in_place=True))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from seen_engine import SeenEngine, whole
 
-from gapless import LLM, SamplingParams
+from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.records import PageChange
 
@@ -148,3 +149,27 @@ def test_a_script_finds_no_page_once_it_has_emptied_the_cache(script):
         assert first or cached[0] == 0
         assert cached[1] > 256
         assert script.reset_prefix_cache()
+
+
+async def test_requests_of_an_engine_that_died_are_older_than_a_pause_and_than_new_weights(wanted):
+    """They enter the loop, where new weights wait for them, also if their matchers are made meanwhile."""
+    engine = engine_of()
+    async with engine.llm as llm:
+        stream = await llm.open(PROMPT, LONG)
+        await stream.next()
+        await llm.pause_generation(mode="keep")
+        (request,) = engine.core.loop.requests.values()
+        again = request._replace(key=request.key + 1_000, output=np.array(wanted[:3], np.int32))
+        form = SamplingParams(temperature=0, max_tokens=9, structured_outputs=StructuredOutputs(regex="[ab]{9}"))
+        late = again._replace(key=again.key + 1, params=form, matcher=None, output=np.zeros(0, np.int32))
+        for one in (again, late):
+            llm.backend.submit(one)
+        with pytest.raises(RequestError, match="resume or abort"):
+            await llm.update_weights("other")
+        await turns(llm)
+        while not {again.key, late.key} <= engine.core.loop.requests.keys():
+            await turns(llm)
+        for one in (again, late):
+            llm.backend.abort(one.key)
+        await llm.resume_generation()
+        assert (await whole(stream))[0].token_ids == wanted

@@ -15,6 +15,8 @@ import pytest
 from waiting import until
 
 from gapless import LLM, ConfigError, EngineDeadError, SamplingParams, StalledError
+from gapless.base.errors import RequestError
+from gapless.demo import weights_dir
 from gapless.engine import rank_process, ranks
 
 pytestmark = pytest.mark.process
@@ -87,6 +89,15 @@ def test_graphs_that_one_rank_refuses_are_dropped_by_all_and_serving_goes_on(fau
         found = llm.generate(["Once", "Twice"], LONG)
         assert llm.stats().steps.captures_refused == 2
     assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
+
+
+def test_new_weights_that_one_rank_cannot_read_are_refused_and_the_old_ones_serve(faulty):
+    faulty("raise at update")
+    with engine() as llm:
+        before = llm.generate("Once", LONG)[0].outputs[0].token_ids
+        with pytest.raises(RequestError, match="rank 1 cannot take it: MemoryError: no room on this rank"):
+            llm.update_weights(str(weights_dir()))
+        assert llm.generate("Once", LONG)[0].outputs[0].token_ids == before
 
 
 @pytest.mark.parametrize("place", ["check", "capture"])

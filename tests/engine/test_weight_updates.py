@@ -15,7 +15,7 @@ from seen_engine import SeenEngine, whole
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
-from gapless.base.errors import RequestError
+from gapless.base.errors import EngineDeadError, RequestError
 from gapless.base.records import PageChange
 from gapless.engine import updates
 from gapless.engine.async_llm import AsyncLLM
@@ -208,3 +208,18 @@ async def test_a_process_that_follows_one_that_died_has_its_weights_though_no_ca
                 await asyncio.sleep(0.05)
         assert await run(llm, SHORT) == wanted[1][:16]
         assert llm.info._replace(startup_seconds=()) == before._replace(startup_seconds=())
+
+
+@pytest.mark.process
+async def test_requests_do_not_continue_with_weights_that_were_written_since(tmp_path):
+    path = checkpoint(tmp_path / "model")
+    config = EngineConfig(str(path), **OPTIONS, tokenizer=str(resolve_model_dir("demo")))
+    backend = ProcessBackend(config)
+    async with AsyncLLM.from_config(config, backend) as llm:
+        stream = await llm.open("The quick brown fox", SamplingParams(temperature=0, ignore_eos=True))
+        await stream.next()
+        os.utime(path / "model.safetensors", ns=(1, 1))
+        os.kill(backend.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="the files of its weights have changed since it read them"):
+            await whole(stream)
+        assert (await whole(await llm.open("The quick brown fox", SHORT)))[0].finish_reason == "length"
