@@ -11,7 +11,7 @@ import transformers
 
 from gapless.demo import weights_dir
 from gapless.lab.eval_questions import Question, completion_prompt, find, is_right
-from gapless.lab.eval_report import Share
+from gapless.lab.eval_report import RightShare
 
 pytestmark = pytest.mark.net
 RECORDING = json.loads((Path(__file__).with_name("recorded") / "lm-eval.json").read_text(encoding="utf-8"))
@@ -108,6 +108,6 @@ def test_answers_and_marks_are_those_of_gapless_eval(demo):
         assert is_right(found, question.gold) == bool(sample["metrics"]["exact_match"])
         right[name] += is_right(found, question.gold)
     for name, count in right.items():
-        share = Share(count, len(SAMPLES["gapless_worked"]) // 2)
+        share = RightShare(count, len(SAMPLES["gapless_worked"]) // 2)
         assert RESULTS["gapless_worked"][f"exact_match,{name}"] == pytest.approx(share.accuracy)
         assert RESULTS["gapless_worked"][f"exact_match_stderr,{name}"] == pytest.approx(share.stderr)

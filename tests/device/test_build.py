@@ -19,6 +19,7 @@ import torch
 from gapless.base.errors import CaptureError, UserError
 from gapless.base.host import cache_folder
 from gapless.cli import native as native_setup
+from gapless.comm import shared
 from gapless.device import CpuDevice, build, compiling, cpu_native
 from gapless.kernels import native
 from gapless.loop import mask_threads
@@ -315,7 +316,8 @@ def test_setting_up_says_what_came_of_it(
     compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native, "kernels", lambda: None)  # the libraries below are not there
-    for name, seconds in ((cpu_native.STREAM_NAME, 3.0), (native.NAME, 4.0), (mask_threads.MASKS_EXTENSION, 1.0)):
+    names = cpu_native.STREAM_NAME, native.NAME, mask_threads.MASKS_EXTENSION, shared.COMM_NAME
+    for name, seconds in zip(names, (3.0, 4.0, 1.0, 2.0), strict=True):
         build.outcomes[name] = build.Outcome(Path("a.so"), "", seconds)
     native_setup.main()
     build.outcomes.update({name: build.Outcome(Path("a.so"), "", 0.0) for name in build.outcomes})

@@ -61,7 +61,6 @@ def test_an_argument_that_changes_nothing_is_logged(caplog):
         ),
         ({"tensor_parallel_size": 0}, "^tensor_parallel_size must be a whole number from 1 to 16, got 0$"),
         ({"tensor_parallel_size": 2, "device_ids": [0]}, "^device_ids must be 2 numbers, one for each rank"),
-        ({"tensor_parallel_size": 2, "kv_tiers": ("host:1GiB",)}, "^kv_tiers: copies of KV pages beyond the device do"),
         ({"tensor_parallel_size": 2, "model_impl": "transformers"}, "^model_impl: the Transformers backend does not"),
         ({"enable_lora": "yes"}, "^enable_lora='yes' is not accepted: it takes true or false$"),
         ({"max_loras_per_batch": "two"}, "^max_loras_per_batch must be a whole number, got 'two'$"),

@@ -237,7 +237,7 @@ async def test_a_request_that_fails_before_its_prompt_is_scored_says_nothing_els
 def test_entries_of_a_prompt_are_made_for_their_reader_alone_and_once(monkeypatch):
     """A step may score thousands of positions, on the thread that hands out everybody's tokens."""
     follower, made = by_hand(), []
-    monkeypatch.setattr("gapless.engine.tracker.entry", lambda *line: made.append(line) or {line[2]: None})
+    monkeypatch.setattr("gapless.engine.open_request.entry", lambda *line: made.append(line) or {line[2]: None})
     follower.say(keys=(), scored=[1])
     follower.say(keys=[1], scored=[2])
     assert not made
@@ -262,7 +262,7 @@ def test_a_prompt_of_the_whole_context_is_scored_beside_others(qwen3, monkeypatc
     """The token after it, which nobody gets, has a place of its own in the row, and needs no page."""
     model, directory = qwen3
     if options == {"kernels": "torch"}:
-        monkeypatch.setattr("gapless.engine.wiring.choose", lambda *_: plain.KERNELS)
+        monkeypatch.setattr("gapless.engine.share.choose", lambda *_: plain.KERNELS)
         options = {}
     small = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 4}
     config = EngineConfig(model=str(directory), device="cpu", depth=depth, **{**small, **options})
