@@ -39,5 +39,6 @@ HELD = {
     "L4": ("the ledger holds what is retired until its fence",),
     "L6": ("a slot stays while a tier below fills it",),
     "L7": ("a page is stored once its step was observed",),
+    "L8": ("a rank obeys in the order of its leader", "a rank hears the news of every step"),
     "L9": ("a row that counts has the tokens of its prefix hit",),
 }

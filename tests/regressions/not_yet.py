@@ -31,8 +31,7 @@ NOT_YET = {
     "64": "pipeline parallelism",
     "69": "pipeline parallelism",
     "70": "pipeline parallelism",
-    "77": "two-batch overlap, expert parallelism: here a step is one batch on one stream, with no collectives",
-    "L8": "tensor parallelism",
+    "77": "two-batch overlap, expert parallelism: here a step is one batch on one stream",
 }
 
 
