@@ -42,6 +42,8 @@ from gapless.server.run import (
 START_POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
+SIDE_PROGRAM = ("-m", "gapless")
+"""What Python runs as each side's server"""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
 
@@ -123,7 +125,7 @@ class PairServing:
         named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(2 * ranks))) if ranks > 1 else "")
         if len(devices := named.split(",")) >= 2 * ranks:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[side.number * ranks :][:ranks])
-        command = [sys.executable, "-m", "gapless", "serve", *flags]
+        command = [sys.executable, *SIDE_PROGRAM, "serve", *flags]
         child = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=DEVNULL, env=env, start_new_session=True
         )

@@ -70,7 +70,10 @@ class TwoRanks(OneDevice):
 class BothSides(Pair):
     """A prefiller and a decoder, whose engines are killed in turns."""
 
-    program = ("-c", NO_LIMIT + Pair.program[1])
+    program = (
+        "-c",
+        f"from gapless.server import pair; pair.SIDE_PROGRAM = {OneDevice.program!r}; {Pair.program[1]}",
+    )
     flags = PAIR_FLAGS
 
     def engine(self, turn: int) -> int | None:
