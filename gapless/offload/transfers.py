@@ -300,7 +300,7 @@ class TransferWay:
     @property
     def moving(self) -> int:
         """Pages of running transfers"""
-        return sum([len(one.batch.moves) for one in self.underway])
+        return sum([len(one.batch.moves) for one in [*self.underway]])  # also from threads that look
 
     @property
     def ready(self) -> bool:

@@ -15,7 +15,7 @@ from examples.demo_model.head import Chains, Head, hidden_of, restore_head
 from examples.demo_model.train_head import demo_network
 from gapless import LLM, SamplingParams
 from gapless.demo import head_dir, weights_dir
-from gapless.engine import wiring
+from gapless.engine import share
 from gapless.kernels import native, plain
 from gapless.kernels.layout import TEMPERATURE
 
@@ -102,7 +102,7 @@ def test_tokens_are_those_without_drafts_at_every_depth(drafts, depth, reference
 
 @pytest.mark.seeds
 def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
-    monkeypatch.setattr(wiring, "choose", lambda *asked: plain.KERNELS)
+    monkeypatch.setattr(share, "choose", lambda *asked: plain.KERNELS)
     found = []
     for speculative in (None, config()):
         with LLM("demo", **SMALL, speculative_config=speculative) as llm:

