@@ -43,7 +43,7 @@ START_POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
 SIDE_PROGRAM = ("-m", "gapless")
-"""What Python runs as each side's server"""
+"""Python's arguments for the server of a side"""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
 
