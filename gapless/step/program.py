@@ -45,7 +45,7 @@ from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
 NEWS = CUT_VALUE
-"""[words] First words of a row's state, which ranks are news; the others are for sampling"""
+"""[words] First words of a row's state: a leader tells them to its ranks, and samples by the others"""
 
 
 class RowOptions(NamedTuple):
