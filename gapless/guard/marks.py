@@ -154,7 +154,9 @@ def inside(wrapper: Any) -> Iterator[Tensor]:
 
 def on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor really is on a device."""
-    return tensor.device.type not in _HOST_TYPES
+    # Not asked through a function mode, which answers for the emulated device.
+    with torch._C.DisableTorchFunction():
+        return tensor.device.type not in _HOST_TYPES
 
 
 def is_pinned(tensor: Tensor) -> bool:
