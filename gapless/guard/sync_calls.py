@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from . import marks
+from .callbacks import has_own, of_classes
 from .emulate import refusal_of
 from .patches import leave_uncompiled
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
@@ -368,6 +370,9 @@ class SyncCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watch = self._watch
+        # Python's getters give the class of a plain tensor, too.
+        if types and types[0] is not Tensor and types[0] is not Parameter and has_own(types):
+            return of_classes(watch, func, types, args, kwargs)
         outer = watch.call
         if outer is None and watch.by_marks and not watch.quiet:
             short = SHORT_CALLS.get(func)
