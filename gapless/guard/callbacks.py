@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .patches import Patches, SharedPatches, holding
 from .watch import ThreadState, TorchCall, current
@@ -46,9 +48,14 @@ def _called_back(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         return function(*args, **kwargs)
 
 
+def watched_function(function: Any) -> Any:
+    """Return a function that torch may call back; what is no function stays as it is."""
+    return partial(_called_back, function) if callable(function) else function
+
+
 def _push_hooks(original: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
     """Replace what sets the hooks of saved tensors; `unpack` is called in the backward or by the program itself."""
-    original(lambda tensor: _called_back(pack, tensor), unpack)
+    original(watched_function(pack), unpack)
 
 
 def has_own(types: Sequence[Any]) -> bool:
@@ -76,9 +83,45 @@ def _owner(kind: Any, args: Any, kwargs: Any) -> Any:
     return kind
 
 
+def takes_apart(types: Sequence[Any]) -> bool:
+    """Return whether a class of the user's, and not of torch's, runs the operators of its tensors."""
+    return any(_is_users(kind) for kind in types)
+
+
+def of_dispatch_classes(mode: TorchDispatchMode, watch: ThreadState, call: TorchCall, types: Sequence[Any]) -> Any:
+    """Call the arguments' own `__torch_dispatch__`, in torch's order, inside the thread's modes."""
+    with mode, watch.called_back():
+        for kind in types:
+            answer = kind.__torch_dispatch__(call.func, types, call.args, call.kwargs)
+            if answer is not NotImplemented:
+                return answer
+    return NotImplemented
+
+
+def _is_users(kind: type) -> bool:
+    """Return whether a class is neither torch's nor the guard's own."""
+    return not f"{kind.__module__}.".startswith(("torch.", f"{__package__}."))
+
+
+class _Modes:
+    """Dispatch modes of the user's classes: each class is wrapped when one of its modes is entered first."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._wrapped: set[Any] = set()
+
+    def enter(self, original: Any, mode: TorchDispatchMode) -> Any:
+        owner = next(kind for kind in type(mode).__mro__ if "__torch_dispatch__" in vars(kind))
+        if _is_users(owner) and owner not in self._wrapped and current() is not None:
+            self._wrapped.add(owner)
+            self._patches.wrap(owner, "__torch_dispatch__", _called_back)
+        return original(mode)
+
+
 def _install(patches: Patches) -> None:
     variable: Any = torch.autograd.Variable
     patches.put(variable, "_execution_engine", _Engine(variable._execution_engine))
+    patches.wrap(TorchDispatchMode, "__enter__", _Modes(patches).enter)
     patches.wrap(_autograd, "_push_saved_tensors_default_hooks", _push_hooks)
 
 

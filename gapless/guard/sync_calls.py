@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from . import marks
-from .callbacks import has_own, of_classes
+from .callbacks import has_own, of_classes, watched_function
 from .emulate import refusal_of
 from .patches import leave_uncompiled
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
@@ -276,6 +276,12 @@ def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
 # Other calls.
 
 
+def _calling(watch: ThreadState, call: TorchCall) -> Any:
+    """Run a function of torch that is given functions of the user's to call."""
+    kwargs = {name: watched_function(value) for name, value in call.kwargs.items()}
+    return call.func(*map(watched_function, call.args), **kwargs)
+
+
 def _split_at(watch: ThreadState, call: TorchCall) -> Any:
     """Check tensor_split, whose second argument may be a tensor."""
     at = _argument(call, 1, "tensor_indices_or_sections")
@@ -344,6 +350,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.asarray: _from_data,
     torch.nn.functional.ctc_loss: _lengths,
     torch.sparse_coo_tensor: _sparse,
+    torch.nn.functional.triplet_margin_with_distance_loss: _calling,
+    torch.lobpcg: _calling,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),

@@ -12,9 +12,10 @@ from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from . import marks
+from .callbacks import of_dispatch_classes, takes_apart
 from .emulate import refusal_of
 from .patches import leave_uncompiled
-from .watch import ThreadState
+from .watch import ThreadState, TorchCall
 from .watched import TALLY
 
 Args = Sequence[Any]
@@ -243,8 +244,11 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # DTensor and such take their tensors out and call operators on them, which come here
+        if types:
+            if takes_apart(types):
+                return of_dispatch_classes(self, self._watch, TorchCall(func, args, kwargs or {}), types)
+            if any(map(is_traceable_wrapper_subclass_type, types)):
+                return NotImplemented  # DTensor takes its tensors out and calls operators on them, which come here
         return self._alone(func, args, kwargs or {}) if _functions_watched() else self._seen(func, args, kwargs or {})
 
     def _alone(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
