@@ -19,6 +19,7 @@ from torch.utils._device import _device_constructors
 
 from . import marks
 from .emulate import refusal_of
+from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
 from .sites import caller
@@ -306,6 +307,14 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     return _placed(watch, call)
 
 
+def _composite(watch: ThreadState, call: TorchCall) -> Any:
+    """Run an operator that is made of others, whose body is the user's code."""
+    body = composite(call.func)
+    assert body is not None
+    with watch.called_back():
+        return body(*call.args, **call.kwargs)
+
+
 def _asked(answer: Callable[[torch.device], Any]) -> CallHandler:
     """Return the handler of a question about the place of a tensor."""
     return lambda watch, call: answer(_device_of(watch, call.args[0]))
@@ -383,6 +392,8 @@ class SyncCalls(TorchFunctionMode):
         default = marks.default.device
         if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
             handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
+        if type(func) in OPERATORS and composite(func):
+            handler = _composite
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer
         if outer is None or handler is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from . import marks
+from .operators import TORCHS, bodies, composite
 from .patches import leave_uncompiled
 from .watch import ThreadState
 from .watched import TALLY
@@ -183,13 +185,12 @@ class Op(NamedTuple):
     reduces: bool
     view: bool
     """Whether it is a view of one tensor, which is never wrong: the result is a device tensor if the argument is."""
-    composite: bool
-    """Whether it is made of other operators, which are what counts. Inference mode alone shows it whole."""
+    opens: bool
+    """Whether it may be made of other operators, which are what counts then."""
+    foreign: bool
+    """Whether it is not torch's own."""
     func: Any
     """Held, so that its id stays its own."""
-
-
-_TORCHS = ("aten::", "prim::", "prims::")
 
 
 def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
@@ -203,17 +204,18 @@ def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator, whose arguments are functions and their arguments
-        return Op(_always(""), True, False, False, False, func)
+        return Op(_always(""), True, False, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
-    if check is None and not schema.name.startswith(_TORCHS) and not func._can_decompose():
+    plain, foreign = full in _PLAIN, not schema.name.startswith(TORCHS)
+    if check is None and foreign and not func._can_decompose():
         check = _foreign
-    plain = full in _PLAIN
     fresh = plain or any(value.alias_info is None for value in schema.returns)
-    composite = not plain and check is None and bool(func._can_decompose())
+    # Inference mode alone shows torch's own composites whole.
+    opens = not plain and (check is None or foreign) and (foreign or bool(func._can_decompose()))
     tensors = sum("Tensor" in str(argument.type) for argument in schema.arguments)
-    view = not fresh and not composite and check is None and tensors == 1
-    return Op(check, fresh, schema.name in _REDUCTIONS, view, composite, func)
+    view = not fresh and not opens and check is None and tensors == 1
+    return Op(check, fresh, schema.name in _REDUCTIONS, view, opens, foreign, func)
 
 
 _OPS: dict[int, Op] = {}
@@ -254,9 +256,9 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = _OPS[id(func)] = describe(func)
         if op.view:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if op.composite:
-            with self:
-                return func.decompose(*args, **kwargs)
+        if op.opens and (inside := self._inside(op, args, kwargs)):
+            with self, watch.called_back() if op.foreign else nullcontext():
+                return inside(*args, **kwargs)
         if kwargs and not watch.real and marks.names_device(kwargs.get("device")):
             return self._placed(func, args, kwargs)
         device, host, tensors = _sides(watch, args, kwargs)
@@ -270,6 +272,22 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = weakref.ref(out.untyped_storage())
         return out
+
+    def opens(self, func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
+        """Return whether an emulated device's part in this operator is all seen inside of it, so that none is outside.
+
+        On a GPU it may launch kernels of its own, of which its schema alone says what they touch.
+        """
+        op = _OPS.get(id(func)) or describe(func)
+        return op.opens and not self._watch.real and self._inside(op, args, kwargs) is not None
+
+    def _inside(self, op: Op, args: Args, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """Return what the operator runs, if that is made of operators or is a function of Python."""
+        func = op.func
+        if op.check is None:
+            return composite(func) or func.decompose
+        on_device = _sides(self._watch, args, kwargs)[0] or any(map(_is_place, (*args, *kwargs.values())))
+        return bodies(func).choose(func.name(), on_device)
 
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""
@@ -285,6 +303,10 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 leave_uncompiled(SyncOps.__torch_dispatch__)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, torch.device) and marks.names_device(value)
 
 
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:

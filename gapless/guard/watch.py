@@ -66,6 +66,8 @@ class ThreadState:
         self.allowed: str | None = None
         """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
+        self.calls: Any = None
+        """The function mode that sees the thread's calls."""
         self.quiet = 0
         """Nothing is reported while this is above 0: what happens is part of something reported already."""
         self.to_host = False
@@ -137,6 +139,12 @@ class ThreadState:
             yield
         finally:
             self.quiet, self.to_host = quiet, host
+
+    @contextmanager
+    def called_back(self) -> Iterator[None]:
+        """Treat what runs inside as the user's own code, although torch calls it from inside of a call."""
+        with self.calls, holding(self, call=None, to_host=False, to_device=False):
+            yield
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""
