@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from . import marks
 from .patches import holding, leave_uncompiled
 from .race_checker import RaceChecker
 from .race_ops import OperatorPlan
@@ -40,6 +41,8 @@ def _dispatch(
 ) -> Any:
     if types and any(map(is_traceable_wrapper_subclass_type, types)):
         return NotImplemented  # as in SyncOps
+    if types and any(map(marks.is_fake_type, types)):
+        return func(*args, **kwargs or {})
     return _watched(self.checker, _whole, _run, func, args, kwargs or {})
 
 

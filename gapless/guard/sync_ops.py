@@ -134,7 +134,7 @@ def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     """Check conversions inside other calls. An emulated device tensor really is on the CPU, and stays there."""
     target = kwargs.get("device")
-    if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
+    if target is None or marks.names_device(target) or marks.is_meta(target) or not marks.on_accelerator(args[0]):
         return None
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
@@ -243,8 +243,11 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # DTensor and such take their tensors out and call operators on them, which come here
+        if types:
+            if any(map(is_traceable_wrapper_subclass_type, types)):
+                return NotImplemented  # DTensor and such call operators on the tensors inside, which come here
+            if any(map(marks.is_fake_type, types)):
+                return func(*args, **kwargs or {})
         if self.around is None:
             return self._checked(func, args, kwargs or {})
         return self.around(self._checked, func, args, kwargs or {})
@@ -259,8 +262,11 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.opens and (inside := self._inside(op, args, kwargs)):
             with self, watch.called_back() if op.foreign else nullcontext():
                 return inside(*args, **kwargs)
-        if kwargs and not watch.real and marks.names_device(kwargs.get("device")):
-            return self._placed(func, args, kwargs)
+        if kwargs and not watch.real and (place := kwargs.get("device")) is not None:
+            if marks.names_device(place):
+                return self._placed(func, args, kwargs)
+            if marks.is_meta(place):
+                return func(*args, **kwargs)
         device, host, tensors = _sides(watch, args, kwargs)
         if device and not watch.quiet:
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
