@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import hashlib
 import io
 import os
@@ -94,7 +95,7 @@ READS: dict[str, Way] = {
     "numpy.frombuffer": lambda t, v: np.frombuffer(v, np.uint8).sum(),
     "numpy.fromiter": lambda t, v: np.fromiter(v, np.float32),
     "numpy.from_dlpack": lambda t, v: np.from_dlpack(t).sum(),
-    "by address": lambda t, v: np.ctypeslib.as_array((v.ctypes._ctypes.c_float * 16).from_address(t.data_ptr())),
+    "by address": lambda t, v: np.ctypeslib.as_array((ctypes.c_float * 16).from_address(t.data_ptr())),
     "copyto": lambda t, v: np.copyto(np.zeros(16, np.float32), v),
     "view": lambda t, v: v.reshape(4, 4).T[1:3].sum(),
     "view of bytes": lambda t, v: v.view(np.uint8)[:4].tolist(),
