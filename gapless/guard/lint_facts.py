@@ -1,7 +1,7 @@
-"""What the lint gathers of a whole file before it reports: where arguments, results and fields come from.
+"""Holds the lint's findings about a whole file, made before it reports: sources of arguments, results and fields.
 
-A file is walked several times. Each walk reads what the one before it found, so that a kind reaches the functions that
-a value is passed to, whichever stands first in the file.
+A file is walked several times. Each walk reads the findings of the one before it, so that a kind reaches the functions
+that a value is passed to, whichever stands first in the file.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def imported(tree: ast.AST) -> dict[str, str]:
 
 
 @dataclass
-class Facts:
-    """What one file says of its functions and classes, each by its qualified name."""
+class FileFacts:
+    """The kinds of names, fields and results in one file, by the qualified names of its functions and classes."""
 
     found: dict[tuple[str, str], Kind] = field(default_factory=dict)
-    """What the last walk found: the kind of each name of a function, field of a class, and result (named "return")."""
+    """The last walk's kinds of the names of functions ("=name"), parameters, fields, and results ("return")."""
     finding: dict[tuple[str, str], Kind] = field(default_factory=dict)
-    """What this walk has found so far."""
+    """The kinds that the current walk has found so far."""
     arguments: dict[str, list[str]] = field(default_factory=dict)
     """The parameters of each function in order, and the annotated fields of each class."""
     bases: dict[str, list[str]] = field(default_factory=dict)
@@ -72,14 +72,14 @@ class Facts:
     modules: set[str] = field(default_factory=set)
     """The classes that are modules of torch."""
     used: dict[ast.AST, tuple[set[str], set[str]]] = field(default_factory=dict)
-    """The names that each function uses as host tensors, and those that it uses as tensors."""
+    """The names that each function uses as host tensors, and the names that it uses as tensors."""
     plain: set[str] = field(default_factory=set)
-    """The functions that return a plain value of Python, as their annotation says."""
+    """The functions that return a plain value of Python, by their annotation."""
     properties: set[str] = field(default_factory=set)
     hot: set[str] = field(default_factory=set)
     """The functions that a loop of this file calls, or a function that is hot itself."""
     default_device: Kind | None = None
-    """Where factories make tensors, if the file says so."""
+    """The kind of tensors that factories make, if the file sets a default device."""
 
     def add(self, owner: str, name: str, kind: Kind) -> None:
         """Note that a name holds this, in one place among others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .lint_facts import Facts, Known, imported, is_property
+from .lint_facts import FileFacts, Known, imported, is_property
 from .lint_kinds import (
     ARRAY,
     IS_PINNED,
@@ -37,7 +37,7 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def is_set_up(function: str) -> bool:
-    """Whether the name of a function says that it runs before the loop, or after it."""
+    """Whether a function runs before the loop or after it, by its name."""
     words = function.strip("_").split("_")
     return function in _SET_UP or words[0] == "load" or bool(_SET_UP_WORDS.intersection(words))
 
@@ -121,7 +121,7 @@ class Flow(ast.NodeVisitor):
         return scope
 
     def _used(self, node: AnyFunction) -> tuple[set[str], set[str]]:
-        """The names that the body uses as host tensors, and those that it uses as tensors."""
+        """Return the names that the body uses as host tensors, and the names that it uses as tensors."""
         if node not in self.facts.used:
             body = [*ast.walk(node)]
             self.facts.used[node] = _read_as_arrays(body), self.names.used_as_tensors(body)
@@ -165,11 +165,7 @@ class Flow(ast.NodeVisitor):
                 self.check_store(target, node.value, node)
                 self._fill(target.value, kind)
             else:
-                self._bind(target, kind, node.value)
-
-    def _bind(self, target: ast.expr, kind: Kind, value: ast.expr) -> None:
-        """Bind a target. `tokens_cpu = batch.tokens` says where the tokens are, if the value does not."""
-        self.names.bind(target, kind)
+                self.names.bind(target, kind)
 
     def check_store(self, target: ast.Subscript, value: ast.expr, node: ast.stmt) -> None:
         """Look at `target = value`."""
@@ -324,7 +320,7 @@ def _grown(before: Kind, added: Kind) -> Kind:
 
 def known_names(tree: ast.Module, known: Known) -> Names:
     """Walk a file until all walks agree on what its names hold."""
-    names = Names(known, imported(tree), Facts())
+    names = Names(known, imported(tree), FileFacts())
     for _ in range(_WALKS if any(name.startswith("torch") for name in names.imports.values()) else 1):
         Flow(names).visit(tree)
         names.scopes = [("", {})]

@@ -1,6 +1,7 @@
-"""Kinds of values, as the lint sees them without running any: a tensor or not, and on which side.
+"""Kinds of values, as the lint sees them without running any: a tensor or not, on the host or on the device.
 
-What is not known to be a tensor is never reported, nor what is on the host in one place and on the device in another.
+A value that is not known to be a tensor is never reported, nor one that is on the host by one line and on the device by
+another.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """What is known of a value.
+    """The lint's knowledge of one value.
 
     `place` is one of device, somewhere (a tensor, and that is all that is known), host, pinned (on the host, and may be
     pinned), array; moved (something on the device that need not be a tensor); module, instance, class, function (with
-    their qualified name in `of`); items (a list, queue or dict with the kind of its items), tuple (with those of its
-    parts); cpu, gpu (names of devices); number; none (None); mixed (different things in different places); or nothing.
+    their qualified name in `of`); items (a list, queue or dict with the kind of its items), tuple (with the kinds of
+    its parts); cpu, gpu (names of devices); number; none (None); mixed (different in different places); or nothing.
     """
 
     place: str = ""
@@ -48,11 +49,11 @@ class Kind(NamedTuple):
 
 NO_KIND, ON_DEVICE, SOMEWHERE = Kind(), Kind("device"), Kind("somewhere")
 ON_HOST, IS_PINNED, ARRAY = Kind("host"), Kind("pinned"), Kind("array")
-MOVED, MIXED, NOTHING, EMPTY, NUMBER = Kind("moved"), Kind("mixed"), Kind("none"), Kind("items"), Kind("number")
+MOVED, MIXED, NO_VALUE, EMPTY, NUMBER = Kind("moved"), Kind("mixed"), Kind("none"), Kind("items"), Kind("number")
 VAGUE = ("", "none", "number")
-"""Places that say nothing beside another: what a name holds before the loop, or if an argument is left out."""
+"""Places that give way to any other: values of a name before the loop, or of an argument that is left out."""
 _COMBINED = ("mixed", "device", "host", "pinned", "somewhere", "moved")
-"""Places by what they say of a combination: tensors of two sides do not combine, so a host tensor names its side."""
+"""Places of operands, the one that decides the result's first. Tensors of two sides do not combine."""
 
 
 def joined(kinds: Iterable[Kind]) -> Kind:
@@ -103,7 +104,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def kind_by_name(name: str, is_tensor: bool) -> Kind:
-    """Return what the name alone says of a value whose side is not known: `_cpu`, `_np`, `_host` are on the host."""
+    """Return the kind of a value by its name alone: `_cpu`, `_np` and `_host` are on the host."""
     words = _words(name)
     if _HOST_WORDS.intersection(words):
         return (
@@ -117,7 +118,7 @@ def kind_by_name(name: str, is_tensor: bool) -> Kind:
 
 
 def with_name(kind: Kind, name: str) -> Kind:
-    """Let a name say what is not known otherwise: which side, and that an index is a mask."""
+    """Return a kind, with its side by the name if that is not known otherwise; names of masks make masks."""
     if kind.place in ("", "none", "somewhere"):
         said = kind_by_name(name, is_tensor=kind.tensor)
         if said.place and not (said == MIXED and kind.mask):
@@ -126,7 +127,7 @@ def with_name(kind: Kind, name: str) -> Kind:
 
 
 def named_for_the_host(function: str) -> bool:
-    """Whether the name of a function says that it works on the host: `mask_cpu`, but not `copy_to_cpu`."""
+    """Whether a function works on the host, by its name: `mask_cpu`, but not `copy_to_cpu`."""
     words = _words(function)
     return words[-1] in _HOST_WORDS | _ARRAY_WORDS and not {"to", "into", "2"}.intersection(words)
 

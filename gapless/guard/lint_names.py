@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from .lint_facts import Facts, Known
+from .lint_facts import FileFacts, Known
 from .lint_kinds import (
     ARRAY,
     EMPTY,
@@ -13,7 +13,7 @@ from .lint_kinds import (
     MIXED,
     MOVED,
     NO_KIND,
-    NOTHING,
+    NO_VALUE,
     NUMBER,
     ON_DEVICE,
     ON_HOST,
@@ -79,7 +79,7 @@ _SAME_ITEMS = ("list", "tuple", "iter", "reversed", "sorted", "set")
 class Names:
     """Kinds of local names, and the kind of any expression over them."""
 
-    def __init__(self, known: Known, imports: dict[str, str], facts: Facts) -> None:
+    def __init__(self, known: Known, imports: dict[str, str], facts: FileFacts) -> None:
         self.known = known
         self.imports = imports
         self.facts = facts
@@ -185,7 +185,7 @@ class Names:
             kind = scope.get(name, NO_KIND)
             if name in scope and kind.place != "none":
                 break
-            # A loop brings back what is bound further below; a closure sees what is bound after it.
+            # A loop brings back the bindings below it, and a closure sees the ones after it.
             kind = self.facts.found.get((owner, f"={name}"), kind)
             if kind.place:
                 break
@@ -256,7 +256,7 @@ class Names:
         return ""
 
     def _called(self, node: ast.Call) -> Kind:
-        """What a call of a function, class or module of this file gives, or of something that sounds like a model."""
+        """Return the kind of a call of a function, class or module of this file, or of a name such as `model`."""
         func = self.of(node.func)
         if func.place == "class":
             return Kind("module" if func.of in self.facts.modules else "instance", of=func.of)
@@ -328,7 +328,7 @@ class Names:
         return ON_HOST if self.facts.default_device is None else self.facts.default_device
 
     def _loaded(self, node: ast.Call) -> Kind:
-        """What a loader gives: host tensors, pinned if it says so."""
+        """Return the kind of a loader's batches: host tensors, pinned by its argument."""
         if not says_false(_pinned(node)):
             return IS_PINNED
         source = self.of(node.args[0]) if node.args else NO_KIND
@@ -417,7 +417,7 @@ def _constant(value: object) -> Kind:
     if isinstance(value, str):
         name = value.split(":")[0]
         return Kind("cpu" if name in ("cpu", "meta") else "gpu") if name in _DEVICES else NO_KIND
-    return NOTHING if value is None else NUMBER if isinstance(value, (int, float)) else NO_KIND
+    return NO_VALUE if value is None else NUMBER if isinstance(value, (int, float)) else NO_KIND
 
 
 def _items(kinds: Sequence[Kind]) -> Kind:
