@@ -16,6 +16,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Callable
+from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ def to_file(view: Any) -> None:
 def descriptor_write(view: Any) -> None:
     with open(os.devnull, "wb", buffering=0) as file:
         os.write(file.fileno(), view)
+
+
+def send_to_process(tensor: torch.Tensor) -> None:
+    ForkingPickler.dumps(tensor)
+    resource_sharer.stop()  # its thread would outlive the detectors
 
 
 def safetensors_save(tensor: torch.Tensor) -> bytes:
@@ -124,7 +130,7 @@ READS: dict[str, Way] = {
     "torch.save of a state": lambda t, v: torch.save({"model": {"w": t[2:6]}}, io.BytesIO()),
     "torch.save in the old form": lambda t, v: torch.save(t, io.BytesIO(), _use_new_zipfile_serialization=False),
     "safetensors": lambda t, v: safetensors_save(t),
-    "sent to a process": lambda t, v: ForkingPickler.dumps(t),
+    "sent to a process": lambda t, v: send_to_process(t),
     "array sent to a process": lambda t, v: ForkingPickler.dumps(v),
     # Buffers.
     "bytes": lambda t, v: bytes(v),

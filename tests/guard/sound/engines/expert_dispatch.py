@@ -1,4 +1,4 @@
-"""A mixture of experts whose experts run on four streams, with fixed room for each expert instead of counts on the host."""
+"""A mixture of experts that run on four streams, with fixed room for each of them instead of counts on the host."""
 
 from __future__ import annotations
 

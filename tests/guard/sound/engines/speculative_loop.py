@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft proposes four tokens, the target verifies them in one pass; all counts stay on the device."""
+"""Speculative decoding: a draft proposes four tokens, the target verifies them at once; counts stay on the device."""
 
 import torch
 

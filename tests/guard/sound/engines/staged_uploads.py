@@ -1,4 +1,4 @@
-"""Double-buffered uploads: batches are packed on the host into two pinned halves and copied on a stream of their own."""
+"""Double-buffered uploads: batches are packed into two pinned halves and copied on a stream of their own."""
 
 import numpy as np
 import torch

@@ -39,7 +39,7 @@ class Mailbox:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(made)
             self._memory[slot].copy_(tokens, non_blocking=True)
-            tokens.record_stream(self._stream)
+            tokens.record_stream(self._stream)  # san: ok(the step before made them)
             self._events[slot].record()
         self._letters.put(Letter(step, slot))
 
