@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
+from .callbacks import has_own, of_classes, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
@@ -301,6 +303,12 @@ def _dlpack_device(watch: ThreadState, call: TorchCall) -> Any:
 # Other calls.
 
 
+def _calling(watch: ThreadState, call: TorchCall) -> Any:
+    """Run a function of torch that is given functions of the user's to call."""
+    kwargs = {name: watched_function(value) for name, value in call.kwargs.items()}
+    return call.func(*map(watched_function, call.args), **kwargs)
+
+
 def _split_at(watch: ThreadState, call: TorchCall) -> Any:
     """Check tensor_split, whose second argument may be a tensor."""
     at = _argument(call, 1, "tensor_indices_or_sections")
@@ -379,6 +387,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.asarray: _from_data,
     torch.nn.functional.ctc_loss: _lengths,
     torch.sparse_coo_tensor: _sparse,
+    torch.nn.functional.triplet_margin_with_distance_loss: _calling,
+    torch.lobpcg: _calling,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
@@ -405,6 +415,9 @@ class SyncCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watch = self._watch
+        # Python's getters give the class of a plain tensor, too.
+        if types and types[0] is not Tensor and types[0] is not Parameter and has_own(types):
+            return of_classes(watch, func, types, args, kwargs)
         outer = watch.call
         if outer is None and watch.by_marks and not watch.quiet:
             short = SHORT_CALLS.get(func)

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from . import marks
+from .callbacks import of_dispatch_classes, takes_apart
+from .emulate import refusal_of
 from .operators import TORCHS, bodies, composite
 from .patches import leave_uncompiled
-from .watch import ThreadState
+from .watch import ThreadState, TorchCall
 from .watched import TALLY
 
 Args = Sequence[Any]
@@ -244,13 +247,30 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types:
+            if takes_apart(types):
+                return of_dispatch_classes(self, self._watch, TorchCall(func, args, kwargs or {}), types)
             if any(map(is_traceable_wrapper_subclass_type, types)):
-                return NotImplemented  # DTensor and such call operators on the tensors inside, which come here
+                return NotImplemented  # DTensor takes its tensors out and calls operators on them, which come here
             if any(map(marks.is_fake_type, types)):
                 return func(*args, **kwargs or {})
+        return self._alone(func, args, kwargs or {}) if _functions_watched() else self._seen(func, args, kwargs or {})
+
+    def _alone(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Run an operator that no function of torch has called, as the backward's: function modes are on."""
+        try:
+            # Asking a tensor for its storage must not pass through one.
+            with torch._C.DisableTorchFunction():
+                return self._seen(func, args, kwargs)
+        except RuntimeError as error:
+            refusal = None if self._watch.real else refusal_of(error, str(func))
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    def _seen(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         if self.around is None:
-            return self._checked(func, args, kwargs or {})
-        return self.around(self._checked, func, args, kwargs or {})
+            return self._checked(func, args, kwargs)
+        return self.around(self._checked, func, args, kwargs)
 
     def _checked(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
@@ -340,6 +360,8 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
 def _makes_on_device(watch: ThreadState) -> bool:
     """Return whether the user's call names a device or has a device tensor, so that its result is on the device."""
     call = watch.call
+    if call is None or isinstance(call.func, torch._ops.OpOverload):
+        call = watch.within or call  # made by torch, and perhaps passed on by a class or mode of the user's
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 
