@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from torch._C import _EnableTorchFunction
 from torch._C import _is_torch_function_all_disabled as _are_functions_off
+from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack as _function_modes
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -105,8 +106,11 @@ class ThreadState:
     def is_device(self, tensor: Tensor) -> bool:
         if tensor in marks.DEVICE_TENSORS or (self.real and marks.on_accelerator(tensor)):
             return True
-        if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
-            return any(self.is_device(inner) for inner in marks.inside(tensor))
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
+            if is_traceable_wrapper_subclass(tensor):
+                return any(self.is_device(inner) for inner in marks.inside(tensor))
+            if marks.on_accelerator(tensor):
+                return True  # without a GPU: it has no memory of its own
         return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
