@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import ContextDecorator
 from itertools import product
 from typing import Any, Literal
@@ -9,10 +10,12 @@ from typing import Any, Literal
 import torch
 
 from . import forks, hooks, marks, race_reads
+from .emulated_triton import FOLLOWERS
 from .patches import Patches
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_kernels import follow
 from .race_mode import mode
 from .race_report import Race, RaceError
 from .race_threads import ThreadWatch
@@ -96,6 +99,9 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        kernels = functools.partial(follow, checker)
+        FOLLOWERS.append(kernels)
+        stack.callback(FOLLOWERS.remove, kernels)
         checker.follows_results = True
     race_reads.install(checker, stack)
     ThreadWatch(checker).install(stack)
