@@ -15,7 +15,7 @@ SIZE, BATCH, IMAGES, RING = 16, 4, 20, 3
 def decode(number: int) -> np.ndarray:
     """Stands for a JPEG decoder: rows of bytes that depend on the number."""
     generator = np.random.default_rng(number)
-    return generator.integers(0, 256, (3, SIZE, SIZE), dtype=np.uint8)
+    return generator.integers(0, 40 + 10 * number, (3, SIZE, SIZE), dtype=np.uint8)
 
 
 def batches(pool: ThreadPoolExecutor) -> Iterator[list[np.ndarray]]:
@@ -65,7 +65,8 @@ class Resize:
                 scaled = images.float().div_(255).sub_(self.mean)
                 self.upload.read[slot].record()
                 small = functional.interpolate(scaled, scale_factor=0.5, mode="bilinear", align_corners=False)
-                yield small, self.stream.record_event()
+                made = self.stream.record_event()
+            yield small, made
 
 
 class Classify:
@@ -78,11 +79,10 @@ class Classify:
     def __call__(self, source: Iterable[tuple[torch.Tensor, torch.cuda.Event]]) -> Iterator[torch.Tensor]:
         current = torch.cuda.current_stream()
         for images, made in source:
-            with torch.cuda.stream(current):  # the generator before this one is suspended on its own stream
-                current.wait_event(made)
-                hidden = functional.relu(self.conv(images)).mean((2, 3))
-                images.record_stream(current)  # san: ok(it is made anew for each batch, on the stream before)
-                yield self.head(hidden).argmax(-1)
+            current.wait_event(made)
+            hidden = functional.relu(self.conv(images)).mean((2, 3))
+            images.record_stream(current)  # san: ok(the stream before makes new ones for each batch)
+            yield self.head(hidden).argmax(-1)
 
 
 def main() -> None:

@@ -105,10 +105,10 @@ def main() -> None:
                 totals[request.name].append(cache.compute(request, step + len(totals[request.name])))
         for request in (first, second):
             cache.swap_out(request)
-    for request in requests:
-        cache.swap_in(request) if request.name == "a" else None
-    totals["a"].append(cache.compute(requests[0], 3))
-    cache.finish(requests[0])
+    last = requests[0]
+    cache.swap_in(last)
+    totals[last.name].append(cache.compute(last, 3))
+    cache.finish(last)
     for name, values in totals.items():
         print(name, torch.stack(values).tolist())  # san: ok(the result)
 
