@@ -239,7 +239,7 @@ class RaceChecker(RaceState):
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if cuda is not None and plan.may_wait:
+        if cuda is not None and plan.waits is not None:
             cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:

@@ -15,9 +15,10 @@ from . import emulated_streams, marks, race_ops
 from .patches import Patches
 from .race_agents import Actor, Agent, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
-from .race_index import LIST
 from .race_pools import Pools
 from .race_state import RaceState
+from .sync_rules import WAITS
+from .watch import ON_WAIT, ThreadState, current
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
@@ -48,6 +49,8 @@ class CudaWatch:
         self._held: dict[Any, _Held] = {}
         """What is held, one for each stream and part of a buffer: the last use of it."""
         self.pools = Pools(checker)
+        self._judge = ThreadState()
+        """Decides which operators wait, on threads without a region of syncs."""
 
     # Streams as agents.
 
@@ -96,32 +99,14 @@ class CudaWatch:
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
-        copies = plan.copies
-        # The hits of a mask are counted first; for other indexes nothing waits.
-        masks = (torch.bool, torch.uint8)
-        if plan.way == LIST and not any(index is not None and index.dtype in masks for index in args[1]):
+        used = race_ops.tensors(plan, args, kwargs)
+        on_gpu = next((tensor for tensor, _ in used if self.is_device(tensor)), None)
+        to = kwargs.get("device") if plan.copies else None
+        if plan.waits is None or (on_gpu is None and not marks.names_device(to)):
             return
-        if kwargs.get("output_size") is not None:  # the number that repeat_interleave would wait for
-            return
-        used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
-        on_gpu = [tensor for tensor in used if self.is_device(tensor)]
-        if copies and not self._copy_waits(plan, used, args, kwargs):
-            return
-        if on_gpu or copies:
-            device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
-            self._host_learns(self.current(device))
-
-    def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
-        """Return whether a copy waits: between host and device, unless it is non-blocking with a pinned host side."""
-        sides = [self.is_device(tensor) for tensor in used]
-        host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
-        to = kwargs.get("device")
-        if to is not None:
-            sides.append(torch.device(to).type == "cuda")
-        if len(set(sides)) < 2:
-            return False
-        # A non-blocking copy to the host without a destination makes a pinned one.
-        return not (race_ops.non_blocking(plan, args, kwargs) and all(self.is_pinned(tensor) for tensor in host))
+        if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITS:
+            place = torch.device(to) if on_gpu is None else on_gpu.device
+            self._host_learns(self.current(place.index or 0))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
         """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
@@ -163,10 +148,15 @@ class CudaWatch:
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
+    def _waited(self) -> None:
+        self._host_learns(self.agent_of(None))
+
     # Methods that are wrapped.
 
     def install(self, patches: Patches) -> None:
         patches.callback(self._finish)
+        ON_WAIT.append(self._waited)
+        patches.callback(ON_WAIT.remove, self._waited)
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)

@@ -50,10 +50,14 @@ def _reader(rule: str) -> CallHandler:
     """Return the handler of a read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
-        if watch.is_device(call.args[0]) and call.args[0].numel():
+        waits = watch.is_device(call.args[0]) and call.args[0].numel()
+        if waits:
             watch.flag(rule or read_rule(watch, call.args[0]))
         with watch.silence(to_host=True):
-            return _run(call)
+            result = _run(call)
+        if waits:
+            watch.waited()
+        return result
 
     return read
 
@@ -104,20 +108,30 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
+        if on_host and source.layout is torch.strided:
+            # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker
+            # too. It converts on its way, so that it is the stream which reads the host tensor.
+            return _device_copy(watch, source, non_blocking, _dtype(call), call.kwargs.get("memory_format"))
         result = _run(_with_device(call, CPU))
-        if not on_host:
-            marks.DEVICE_TENSORS.add(result)
-            return result
-        # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
-        return _device_copy(watch, result, non_blocking)
+        return marks.device_tensor(result.clone() if on_host else result)
 
 
-def _device_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
+def _dtype(call: TorchCall) -> torch.dtype | None:
+    """Return the type that Tensor.to converts to, or None."""
+    values = (*call.args[1:], *call.kwargs.values())
+    named = (value.dtype if isinstance(value, Tensor) else value for value in values)
+    return next((value for value in named if isinstance(value, torch.dtype)), None)
+
+
+def _device_copy(
+    watch: ThreadState, source: Tensor, non_blocking: bool, dtype: torch.dtype | None = None,
+    form: torch.memory_format | None = None,
+) -> Tensor:  # fmt: skip
     if source.layout is not torch.strided:
         return marks.device_tensor(source.clone())
-    strides = torch.empty_like(source, device="meta").stride()
+    like = torch.empty_like(source, device="meta", dtype=dtype, memory_format=form or torch.preserve_format)
     with watch.placing():
-        copy = torch.empty_strided(source.shape, strides, dtype=source.dtype)
+        copy = torch.empty_strided(source.shape, like.stride(), dtype=like.dtype)
     return marks.device_tensor(copy).copy_(source, non_blocking)
 
 
@@ -196,13 +210,15 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
 
 def _check_data(watch: ThreadState, data: Any, is_copied: bool) -> None:
     """Check what a tensor is made of; `is_copied` from the host to a device."""
-    reads = _holds_device(watch, data)
+    reads, copies = _holds_device(watch, data), is_copied and not _is_empty(data)
     if reads:
         watch.flag("host-read")
-    if is_copied and not _is_empty(data):
+    if copies:
         TALLY.add("copies")
         if not reads:
             watch.flag("list-to-device")
+    if reads or copies:
+        watch.waited()
 
 
 def _holds_device(watch: ThreadState, data: Any) -> bool:
@@ -280,6 +296,7 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
     if not (isinstance(at, Tensor) and watch.is_device(at)):
         return _run(call)
     watch.flag("device-split")
+    watch.waited()
     with watch.silence():
         return _run(call)
 
@@ -290,10 +307,10 @@ CTC_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
 def _lengths(watch: ThreadState, call: TorchCall) -> Any:
     """Check ctc_loss, which takes lengths on the host and copies them to the device, wherever they were."""
     scores, *lengths = (_argument(call, place, name) for place, name in enumerate(CTC_NAMES) if name != "targets")
-    if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
-        watch.flag("host-read")
-    elif isinstance(scores, Tensor) and watch.is_device(scores):
-        watch.flag("list-to-device")
+    reads = any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths)
+    if reads or (isinstance(scores, Tensor) and watch.is_device(scores)):
+        watch.flag("host-read" if reads else "list-to-device")
+        watch.waited()
     with watch.silence():
         return _run(call)
 
@@ -303,6 +320,7 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     indices = _argument(call, 0, "indices")
     if _argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
         watch.flag("host-size")
+        watch.waited()
     return _placed(watch, call)
 
 

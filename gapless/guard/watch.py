@@ -121,6 +121,11 @@ class ThreadState:
         if excuse is None and scope.mode == "raise" and not (quietly or REPORT_SINKS):
             raise SyncError(finding)
 
+    def waited(self) -> None:
+        """Note that the host has waited for its current stream in a call that no operator shows."""
+        for follow in ON_WAIT:
+            follow()
+
     def polled(self, most: int) -> bool:
         """Count a query at the user's line; returns whether there is now one more than `most`."""
         site = user_stack()[:1]
@@ -145,6 +150,10 @@ class ThreadState:
 
 REPORT_SINKS: list[SyncReport] = []
 """The runners' reports, which get every finding of every region. While there is one, no region raises."""
+
+
+ON_WAIT: list[Callable[[], None]] = []
+"""What follows the order of streams, and is called after such a wait."""
 
 
 class _Local(threading.local):
