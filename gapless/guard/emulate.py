@@ -104,7 +104,12 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
     tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    return "cuda:0" if tensor in marks.DEVICE_TENSORS else original(storage)
+    if tensor not in marks.DEVICE_TENSORS:
+        return original(storage)
+    watch = current()
+    if watch is not None:
+        watch.flag("copy-to-host", "torch.save")
+    return "cuda:0"
 
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:

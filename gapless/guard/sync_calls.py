@@ -50,14 +50,10 @@ def _reader(rule: str) -> CallHandler:
     """Return the handler of a read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
-        waits = watch.is_device(call.args[0]) and call.args[0].numel()
-        if waits:
+        if watch.is_device(call.args[0]) and call.args[0].numel():
             watch.flag(rule or read_rule(watch, call.args[0]))
         with watch.silence(to_host=True):
-            result = _run(call)
-        if waits:
-            watch.waited()
-        return result
+            return _run(call)
 
     return read
 
@@ -210,15 +206,13 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
 
 def _check_data(watch: ThreadState, data: Any, is_copied: bool) -> None:
     """Check what a tensor is made of; `is_copied` from the host to a device."""
-    reads, copies = _holds_device(watch, data), is_copied and not _is_empty(data)
+    reads = _holds_device(watch, data)
     if reads:
         watch.flag("host-read")
-    if copies:
+    if is_copied and not _is_empty(data):
         TALLY.add("copies")
         if not reads:
             watch.flag("list-to-device")
-    if reads or copies:
-        watch.waited()
 
 
 def _holds_device(watch: ThreadState, data: Any) -> bool:
@@ -296,7 +290,6 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
     if not (isinstance(at, Tensor) and watch.is_device(at)):
         return _run(call)
     watch.flag("device-split")
-    watch.waited()
     with watch.silence():
         return _run(call)
 
@@ -307,10 +300,10 @@ CTC_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
 def _lengths(watch: ThreadState, call: TorchCall) -> Any:
     """Check ctc_loss, which takes lengths on the host and copies them to the device, wherever they were."""
     scores, *lengths = (_argument(call, place, name) for place, name in enumerate(CTC_NAMES) if name != "targets")
-    reads = any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths)
-    if reads or (isinstance(scores, Tensor) and watch.is_device(scores)):
-        watch.flag("host-read" if reads else "list-to-device")
-        watch.waited()
+    if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
+        watch.flag("host-read")
+    elif isinstance(scores, Tensor) and watch.is_device(scores):
+        watch.flag("list-to-device")
     with watch.silence():
         return _run(call)
 
@@ -320,7 +313,6 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     indices = _argument(call, 0, "indices")
     if _argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
         watch.flag("host-size")
-        watch.waited()
     return _placed(watch, call)
 
 

@@ -19,7 +19,7 @@ from .patches import holding
 from .report import Finding, SyncReport
 from .sites import Frame, caller, user_stack
 from .suppress import comment_at
-from .sync_rules import RULES
+from .sync_rules import RULES, WAITS
 
 Predicate = Callable[[Tensor], bool]
 Mode = Literal["raise", "record"]
@@ -109,6 +109,9 @@ class ThreadState:
         self.reported = True
         called = function_name(self.call.func) if self.call else RULES[rule].what
         self.deliver(make_finding(rule, what or called, detail))
+        if rule in WAITS:
+            for follow in ON_WAIT:
+                follow()
 
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
         """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
@@ -120,11 +123,6 @@ class ThreadState:
             report.add(finding, excuse)
         if excuse is None and scope.mode == "raise" and not (quietly or REPORT_SINKS):
             raise SyncError(finding)
-
-    def waited(self) -> None:
-        """Note that the host has waited for its current stream in a call that no operator shows."""
-        for follow in ON_WAIT:
-            follow()
 
     def polled(self, most: int) -> bool:
         """Count a query at the user's line; returns whether there is now one more than `most`."""
@@ -153,7 +151,7 @@ REPORT_SINKS: list[SyncReport] = []
 
 
 ON_WAIT: list[Callable[[], None]] = []
-"""What follows the order of streams, and is called after such a wait."""
+"""What follows the order of streams. Called for each wait that is flagged; some are seen in no other way."""
 
 
 class _Local(threading.local):
