@@ -17,9 +17,10 @@ from torch.utils._device import DeviceContext
 from . import emulated_device as device
 from . import emulated_streams as streams
 from . import marks
+from .emulated_progress import Progress
 from .patches import Patches
 from .sites import torchs_caller, user_stack
-from .watch import current
+from .watch import ON_WAIT, current
 
 _PARTS = ("memory", "random", "streams", "graphs")
 """Modules in torch.cuda and torch.accelerator that hold some of their functions too."""
@@ -217,10 +218,10 @@ def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) ->
 
 
 @contextmanager
-def emulated_cuda() -> Iterator[None]:
+def emulated_cuda(seed: int = 0) -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
 
-    Does nothing on a machine with CUDA.
+    The seed decides how often `query` answers False before it answers True. Does nothing on a machine with CUDA.
     """
     if torch.cuda.is_available():
         yield
@@ -228,6 +229,9 @@ def emulated_cuda() -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        patches.put(streams, "progress", Progress(seed))
+        ON_WAIT.append(streams.waited)
+        patches.callback(ON_WAIT.remove, streams.waited)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
         patches.put(marks, "emulated", streams.DEVICE)

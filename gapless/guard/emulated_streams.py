@@ -1,15 +1,16 @@
 """Streams, events and graphs of an emulated CUDA: every operation runs at once, in the order of the calls.
 
 Streams and events order nothing; but each has its identity, so that a checker sees which stream an operation was given
-to. What a graph captures runs at once too, and a replay runs the same operators again.
+to, and a query is answered as if the work took time. What a graph captures runs at once too, and a replay runs the same
+operators again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .patches import holding
+from .emulated_progress import Point, Progress
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
@@ -28,8 +29,12 @@ _handles = count(1)
 _pools = count(1)
 
 
+progress = Progress(0)
+"""What the host has waited for. Each run has its own."""
+
+
 class Event:
-    """An event that has passed as soon as it is recorded."""
+    """An event whose work has run as soon as it is recorded."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
@@ -38,18 +43,32 @@ class Event:
         self.enable_timing = enable_timing
         self.blocking = blocking
         self._at: int | None = None
+        self._point: Point = {}
+        self._refusals = -1
+        """The number of queries that are yet to be answered with False; below 0 until one is asked."""
 
     def record(self, stream: EmulatedStream | None = None) -> None:
         self._at = time.perf_counter_ns()
+        self._point, self._refusals = progress.record((stream or current_stream()).cuda_stream), -1
 
     def wait(self, stream: EmulatedStream | None = None) -> None:
-        """Do nothing: everything is in order already."""
+        """Let the stream's later work come after the event's."""
+        progress.wait((stream or current_stream()).cuda_stream, self._point)
 
     def query(self) -> bool:
+        """Return whether the event has passed: not at once, unless the host has waited for it."""
+        if not progress.has_passed(self._point):
+            if self._refusals < 0:
+                self._refusals = progress.refusals()
+            if self._refusals:
+                self._refusals -= 1
+                return False
+            self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Do nothing: the event has passed."""
+        """Note that the event has passed."""
+        progress.waited(self._point)
 
     def elapsed_time(self, end_event: Event) -> float:
         """The milliseconds between two events. Raises RuntimeError if one is not timed or not recorded."""
@@ -68,7 +87,7 @@ class AnyEvent(Event):
 
 
 class EmulatedStream:
-    """A stream that is always idle. As `torch.Stream` it can be entered by `with`."""
+    """A stream whose work has run. As `torch.Stream` it can be entered by `with`."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
         self.device = DEVICE
@@ -96,13 +115,18 @@ class EmulatedStream:
     __hash__, __repr__ = _STREAM.__hash__, _STREAM.__repr__
 
     def query(self) -> bool:
+        """Return whether the stream is idle: not at once, unless the host has waited for it."""
+        if progress.is_busy(self.cuda_stream):
+            return False
+        self.synchronize()
         return True
 
     def is_capturing(self) -> bool:
         return is_capturing()
 
     def synchronize(self) -> None:
-        """Do nothing: nothing is queued."""
+        """Note that all work of the stream has passed."""
+        progress.drain(self.cuda_stream, self == current_stream())
 
     def __enter__(self) -> EmulatedStream:
         _current.entered.append(current_stream())
@@ -148,12 +172,29 @@ def default_stream(device: Any = None) -> EmulatedStream:
 
 def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
+        progress.use(stream.cuda_stream)
         _current.stream = stream
 
 
-def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
+@contextmanager
+def stream(stream: EmulatedStream | None) -> Iterator[None]:
     """Stands for `torch.cuda.stream`; None changes nothing."""
-    return nullcontext() if stream is None else holding(_current, stream=stream)
+    before = current_stream()
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(before)
+
+
+def waited() -> None:
+    """Note that the host has waited for the current stream."""
+    progress.waited(progress.record(current_stream().cuda_stream))
+
+
+def synchronize(device: Any = None) -> None:
+    """Stands for `torch.cuda.synchronize`."""
+    progress.waited_for_all()
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -102,10 +102,10 @@ class CudaWatch:
         used = race_ops.tensors(plan, args, kwargs)
         on_gpu = next((tensor for tensor, _ in used if self.is_device(tensor)), None)
         to = kwargs.get("device") if plan.copies else None
-        if plan.waits is None or (on_gpu is None and not marks.names_device(to)):
+        place = on_gpu.device if on_gpu is not None else to if marks.names_device(to) else None
+        if plan.waits is None or place is None:
             return
         if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITS:
-            place = torch.device(to) if on_gpu is None else on_gpu.device
             self._host_learns(self.current(place.index or 0))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:

@@ -174,10 +174,11 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
 )}  # fmt: skip
 """The rules by their ids."""
 
-WAITS = frozenset(
-    "host-read host-size copy-to-host host-index scalar-assign list-to-device upload index-by-host index-put-scalar "
-    "data-size mask-index repeat-interleave counted-size device-split type-hop unpinned-download".split()
-)
+WAITS = frozenset((
+    "host-read", "host-size", "copy-to-host", "host-index", "scalar-assign", "list-to-device", "upload",
+    "index-by-host", "index-put-scalar", "data-size", "mask-index", "repeat-interleave", "counted-size",
+    "device-split", "type-hop", "unpinned-download",
+))  # fmt: skip
 """The rules of calls after which all work that was queued before them on the current stream is done."""
 
 CUDA_WAITS = (
