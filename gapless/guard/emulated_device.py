@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 
 PART_OF_MEMORY = 4
@@ -177,8 +178,8 @@ CUDA: dict[str, Any] = {
     "set_rng_state": _states.set,
     "default_generators": (_generator,),
     "is_current_stream_capturing": streams.is_capturing,
-    "CUDAGraph": streams.EmulatedGraph,
-    "graph_pool_handle": streams.pool_handle,
+    "CUDAGraph": graphs.EmulatedGraph,
+    "graph_pool_handle": graphs.pool_handle,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,

@@ -1,8 +1,7 @@
-"""Streams, events and graphs of an emulated CUDA: every operation runs at once, in the order of the calls.
+"""Streams and events of an emulated CUDA: every operation runs at once, in the order of the calls.
 
 Streams and events order nothing; but each has its identity, so that a checker sees which stream an operation was given
-to, and a query is answered as if the work took time. What a graph captures runs at once too, and a replay runs the same
-operators again.
+to, and a query is answered as if the work took time.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .emulated_progress import Point, Progress
-from .watch import current
 
 DEVICE = torch.device("cuda", 0)
 _STREAM: Any = torch.cuda.Stream
 
 _handles = count(1)
-_pools = count(1)
 
 
 progress = Progress(0)
@@ -197,71 +194,11 @@ def synchronize(device: Any = None) -> None:
     progress.waited_for_all()
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that a graph captures, except views, which only compute an address."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.replays: list[Callable[[], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        results = func._schema.returns
-        if any(result.alias_info is None or result.alias_info.is_write for result in results) or not results:
-            made = _made(out, args, kwargs)
-            self.replays.append(lambda: _again(func, args, kwargs, made))
-        return out
-
-
-class EmulatedGraph:
-    """Stands for `torch.cuda.CUDAGraph`: a replay's results are in the capture's memory."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._recorder = _Recorder()
-        self._pool = (0, next(_pools))
-
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any) -> None:
-        self._pool = pool or self._pool
-        _current.captures = True
-        self._recorder.__enter__()  # type: ignore[no-untyped-call]
-
-    def capture_end(self) -> None:
-        _current.captures = False
-        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def replay(self) -> None:
-        watch = current()
-        quiet: AbstractContextManager[None] = nullcontext() if watch is None else watch.silence()
-        with quiet, torch.no_grad():
-            for replay in self._recorder.replays:
-                replay()
-
-    def reset(self) -> None:
-        self._recorder.replays.clear()
-
-    def instantiate(self) -> None:
-        """Do nothing: a replay needs no preparation."""
-
-    def pool(self) -> tuple[int, int]:
-        return self._pool
+def capturing(is_on: bool) -> None:
+    """Begin or end a capture of the calling thread."""
+    _current.captures = is_on
 
 
 def is_capturing() -> bool:
     """Return whether the calling thread captures a graph."""
     return _current.captures
-
-
-def pool_handle() -> tuple[int, int]:
-    return (0, next(_pools))
-
-
-def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:
-    for before, now in zip(made, _made(func(*args, **kwargs), args, kwargs), strict=True):
-        before.copy_(now)
-
-
-def _made(out: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors of a result that are not among the arguments."""
-    given = [id(one) for one in tree_leaves((args, kwargs))]
-    return [one for one in tree_leaves(out) if isinstance(one, Tensor) and id(one) not in given]

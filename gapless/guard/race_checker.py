@@ -31,7 +31,6 @@ class RaceChecker(RaceState):
         super().__init__(raises, one_thread, floor)
         self.active = False
         self.everything = everything
-        """Whether every tensor is watched, registered or not."""
         self.unknown_index = 0
         """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""

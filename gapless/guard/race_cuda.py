@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import emulated_streams, marks, race_ops
+from . import emulated_graphs, emulated_streams, marks, race_ops
 from .patches import Patches
 from .race_agents import Actor, Agent, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
 from .race_pools import Pools
+from .race_shadow import Ranges
 from .race_state import RaceState
 from .sync_rules import WAITS
 from .watch import ON_WAIT, ThreadState, current
@@ -49,6 +50,8 @@ class CudaWatch:
         self._held: dict[Any, _Held] = {}
         """What is held, one for each stream and part of a buffer: the last use of it."""
         self.pools = Pools(checker)
+        self._graph_pools: dict[Any, Buffer] = {}
+        """What stands for the memory of graphs, by their pools."""
         self._judge = ThreadState()
         """Decides which operators wait, on threads without a region of syncs."""
 
@@ -165,6 +168,8 @@ class CudaWatch:
             patch(stream, name, self._stream_seen)
         patch(self._cuda, "synchronize", self._device_synchronize)
         patches.stand_in(Tensor, "record_stream", self._record_stream)
+        patches.wrap(torch.UntypedStorage, "resize_", self._resize)
+        patches.wrap(self._cuda.CUDAGraph, "replay", self._replay)
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
@@ -206,6 +211,44 @@ class CudaWatch:
         with torch._C.DisableTorchFunction():
             self.pools.keep_for(tensor, self.agent_of(stream))
 
+    def _resize(self, original: Any, storage: Any, nbytes: int) -> Any:
+        """Replace `resize_` of a storage: its memory is freed, and what it has then is made on the current stream."""
+        before, checker = storage.nbytes(), self._checker
+        if nbytes == before or not checker.everything or not self.is_device(_whole(storage)) or self.captures():
+            return original(storage, nbytes)
+        site = checker.sites.here(2)
+        if before and (place := checker.buffers.place(_whole(storage), site)) is not None:
+            self.pools.gave_back(place[0])
+        result = original(storage, nbytes)
+        checker.buffers.resized(storage)
+        whole = _whole(storage)
+        if nbytes and (place := checker.buffers.place(whole, site)) is not None:
+            stream = self.now(checker.agents.here(), whole)
+            place[0].on_device = True
+            if isinstance(stream, Agent):
+                self.pools.took(place[0], stream, site)
+        return result
+
+    def _replay(self, original: Any, graph: Any) -> None:
+        """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so."""
+        checker, stream = self._checker, self.agent_of(None)
+        site = checker.sites.here(2)
+        checker.agents.wait(stream, self._known(graph))
+        if checker.everything:
+            pool = tuple(graph.pool())
+            memory = self._graph_pools.get(pool)
+            if memory is None:
+                name = f"the memory of graph pool {pool[-1]}"
+                memory = self._graph_pools[pool] = Buffer(0, 1, Ranges(0), name, name, None, False)
+            checker.touched(stream, memory, site)
+        original(graph)
+        setattr(graph, self._mark, checker.agents.record(stream, site))
+
+
+def _whole(storage: Any) -> Tensor:
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
 
 class EmulatedWatch(CudaWatch):
     """Follows emulated streams by the rules of real ones. Device tensors are the marked ones."""
@@ -230,6 +273,17 @@ class EmulatedWatch(CudaWatch):
         stream = self.current(0)  # there is one device: asking the tensor for its own would cost 2 us an operator
         self._checker.agents.enqueue_again(stream, host)
         return stream
+
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
+        return True if emulated_graphs.is_replaying() else super().made(plan, buffer, actor, site)
+
+    def _replay(self, original: Any, graph: Any) -> None:
+        checker = self._checker
+        for tensor in graph.lost() if checker.everything else ():
+            site = checker.sites.here(2)
+            if (place := checker.buffers.place(tensor, site)) is not None:
+                checker.freed_for_graph(place[0], self.agent_of(None), site)
+        super()._replay(original, graph)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[None]:
