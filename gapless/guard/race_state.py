@@ -63,7 +63,9 @@ class RaceState:
 
     def freed_for_graph(self, buffer: Buffer, stream: Agent, site: int) -> None:
         """Report that a graph is replayed which uses memory that was freed after its capture."""
-        missing = "it was freed after the graph was captured, so the allocator may have given its memory to another tensor"
+        missing = (
+            "it was freed after the graph was captured, so the allocator may have given its memory to another tensor"
+        )
         mend = "keep a reference to each tensor that a capture reads or writes for as long as the graph is replayed"
         sides = (
             RaceSide("the allocator", "", "was given", ()),
