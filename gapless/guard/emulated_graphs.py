@@ -16,7 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import marks
@@ -154,6 +154,13 @@ def _bytes(storage: Any) -> Tensor:
 
 def pool_handle() -> _Pool:
     return (0, next(_pool_numbers))
+
+
+def replay_too(again: Callable[[], Any]) -> None:
+    """Have the graph that the calling thread captures, if it captures one, do this at each replay."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, _Recorder):
+            mode.replays.append(again)
 
 
 def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:

@@ -160,7 +160,9 @@ def test_memory_of_a_graphs_pool_lives_as_long_as_the_pool(pool_lives):
     def program() -> None:
         x = torch.ones(8, device="cuda")
         first, middle = capture(lambda: x * 2)
-        second, _ = capture(lambda: middle + 1)
+        kept = [middle]
+        second, _ = capture(lambda: kept[0] + 1)
+        kept.clear()
         del middle
         if not pool_lives:
             first.reset()
