@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from . import emulated_device as device
 from . import emulated_streams as streams
 from . import emulated_triton, marks
-from .emulated_progress import Progress
+from .emulated_progress import StreamProgress
 from .patches import Patches
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
@@ -210,7 +210,7 @@ def emulated_cuda(seed: int = 0) -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
-        patches.put(streams, "progress", Progress(seed))
+        patches.put(streams, "progress", StreamProgress(seed))
         ON_WAIT.append(streams.waited)
         patches.callback(ON_WAIT.remove, streams.waited)
         emulated_triton.install(patches)

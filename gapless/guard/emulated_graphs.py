@@ -1,7 +1,7 @@
-"""Graphs of an emulated CUDA: what a graph captures runs at once too, and a replay runs the same operators again.
+"""Graphs of an emulated CUDA: captured operators run at once too, and a replay runs the same operators again.
 
-A graph uses memory by its address: it does not keep the tensors alive that were there before its capture. Here it has
-views of its own of their storages, so that a replay runs, and it is known which storages nothing else holds any more.
+A graph uses memory by its address: it does not keep tensors alive that are older than its capture. Here it holds views
+of their storages, so that a replay runs, and counts who else holds them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.own: dict[int, Any] = {}
         """The storages that were made in the capture, by id."""
         self.given: dict[int, Any] = {}
-        """The storages of a device that were there before."""
+        """The older storages that it uses of a device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -19,7 +19,7 @@ MOST_REFUSALS = 3
 """The largest number of queries in a row that are answered with False."""
 
 Point = dict[int, int]
-"""A point of each of some streams, by their handles: the number of what was enqueued last."""
+"""A point of several streams: the number of the last record on each, by its handle."""
 
 
 def _join(known: Point, other: Point) -> None:
@@ -27,8 +27,8 @@ def _join(known: Point, other: Point) -> None:
         known[handle] = max(number, known.get(handle, 0))
 
 
-class Progress:
-    """What the host has waited for. May be called from any thread."""
+class StreamProgress:
+    """Follows which records the host has waited for. May be called from any thread."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -36,10 +36,10 @@ class Progress:
         self._numbers = itertools.count(1)
         self._last = 0
         self._reached: dict[int, Point] = {}
-        """What the later work of each stream comes after."""
+        """The point that the later work of each stream comes after."""
         self._passed: Point = {}
         self._all_passed = 0
-        """The number up to which everything has passed."""
+        """All records up to this number have passed."""
         self._idle: dict[int, int] = {}
         """The number of device tensors when the host last waited for each stream."""
         self._refused: dict[int, int] = {}
@@ -49,7 +49,7 @@ class Progress:
         self._asked: Counter[Frame] = Counter()
 
     def record(self, handle: int) -> Point:
-        """Enqueue something on a stream; returns what has passed once this has."""
+        """Enqueue a record on a stream; returns the point that passes with it."""
         with self._lock:
             self._last = next(self._numbers)
             reached = self._reached.setdefault(handle, {})

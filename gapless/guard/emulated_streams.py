@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .emulated_progress import Point, Progress
+from .emulated_progress import Point, StreamProgress
 
 DEVICE = torch.device("cuda", 0)
 _STREAM: Any = torch.cuda.Stream
@@ -23,8 +23,8 @@ _STREAM: Any = torch.cuda.Stream
 _handles = count(1)
 
 
-progress = Progress(0)
-"""What the host has waited for. Each run has its own."""
+progress = StreamProgress(0)
+"""The records that the host has waited for. Each run has its own."""
 
 
 class Event:

@@ -18,7 +18,7 @@ from .race_buffers import Buffer, Checksum
 from .race_pools import Pools
 from .race_shadow import Ranges
 from .race_state import RaceState
-from .sync_rules import WAITS
+from .sync_rules import WAITING
 from .watch import ON_WAIT, ThreadState, current
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -51,7 +51,7 @@ class CudaWatch:
         """What is held, one for each stream and part of a buffer: the last use of it."""
         self.pools = Pools(checker)
         self._graph_pools: dict[Any, Buffer] = {}
-        """What stands for the memory of graphs, by their pools."""
+        """Buffers that stand for the memory of graphs, by pool."""
         self._judge = ThreadState()
         """Decides which operators wait, on threads without a region of syncs."""
 
@@ -108,7 +108,7 @@ class CudaWatch:
         place = on_gpu.device if on_gpu is not None else to if marks.names_device(to) else None
         if plan.waits is None or place is None:
             return
-        if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITS:
+        if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITING:
             self._host_learns(self.current(place.index or 0))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
@@ -212,7 +212,7 @@ class CudaWatch:
             self.pools.keep_for(tensor, self.agent_of(stream))
 
     def _resize(self, original: Any, storage: Any, nbytes: int) -> Any:
-        """Replace `resize_` of a storage: its memory is freed, and what it has then is made on the current stream."""
+        """Replace `resize_` of a storage: its memory is freed, and the new one is of the current stream's pool."""
         before, checker = storage.nbytes(), self._checker
         if nbytes == before or not checker.everything or not self.is_device(_whole(storage)) or self.captures():
             return original(storage, nbytes)

@@ -113,8 +113,8 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
         if not marks.must_emulate(device):
             return _run(call)
         if on_host and source.layout is torch.strided:
-            # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker
-            # too. It converts on its way, so that it is the stream which reads the host tensor.
+            # A host tensor and its copy on the device are two tensors. The copy is an operation for the race checker
+            # too, and converts as well: the stream reads the host tensor, not a host tensor made of it.
             return _device_copy(watch, source, non_blocking, _dtype(call), call.kwargs.get("memory_format"))
         result = _run(_with_device(call, CPU))
         return marks.device_tensor(result.clone() if on_host else result)

@@ -22,7 +22,7 @@ from .patches import holding
 from .report import Finding, SyncReport
 from .sites import Frame, caller, user_stack
 from .suppress import comment_at
-from .sync_rules import RULES, WAITS
+from .sync_rules import RULES, WAITING
 
 Predicate = Callable[[Tensor], bool]
 Mode = Literal["raise", "record"]
@@ -116,7 +116,7 @@ class ThreadState:
         self.reported = True
         called = function_name(self.call.func) if self.call else RULES[rule].what
         self.deliver(make_finding(rule, what or called, detail))
-        if rule in WAITS:
+        if rule in WAITING:
             for follow in ON_WAIT:
                 follow()
 
@@ -170,7 +170,7 @@ REPORT_SINKS: list[SyncReport] = []
 
 
 ON_WAIT: list[Callable[[], None]] = []
-"""What follows the order of streams. Called for each wait that is flagged; some are seen in no other way."""
+"""Called at each wait that is flagged, by what follows the order of streams: some waits show no operator."""
 
 
 class _Local(threading.local):

@@ -1,4 +1,4 @@
-"""A weight is gathered on a stream and freed by `resize_(0)`, as in sharded training: it is gathered again too early."""
+"""A weight is gathered on a stream and freed by `resize_(0)`, as sharded training does: gathered too early again."""
 
 import torch
 
