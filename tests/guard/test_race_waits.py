@@ -327,9 +327,13 @@ with torch.inference_mode(): x.repeat_interleave(ids, 0)
 """.strip().splitlines()
 
 
+def names_of_lines() -> dict[str, object]:
+    return {"torch": torch, "nn": nn, "F": F, "copy": copy, "io": io, "checkpoint": checkpoint}
+
+
 def hidden_by(lines: list[str]) -> list[str]:
     """Return the lines beside which the race is not found."""
-    names = {"torch": torch, "nn": nn, "F": F, "copy": copy, "io": io, "checkpoint": checkpoint}
+    names = names_of_lines()
     with emulated_cuda(), guard.no_sync(mode="record"):
         exec(SET_UP, names)
         return [line for line in lines if not race_is_found(line, names)]
@@ -354,3 +358,25 @@ def test_a_race_is_found_beside_all_that_does_not_wait():
 
 def test_the_race_is_none_where_the_line_beside_it_waits():
     assert sorted(set(WAITS) - set(hidden_by(WAITS))) == []
+
+
+@pytest.mark.parametrize("upload", ['to("cuda", torch.float16, non_blocking=True)', "cuda(non_blocking=True)"])
+def test_an_upload_that_converts_reads_pinned_memory_as_the_stream(upload):
+    with emulated_cuda(), guard.no_sync(mode="record"), guard.no_race("record", track="all") as checker:
+        host = torch.arange(6.0).reshape(2, 3).pin_memory()
+        device = eval(f"host.{upload}")
+        assert device.is_cuda and device.stride() == (3, 1) and device.tolist() == [[0, 1, 2], [3, 4, 5]]
+        eval(f"host.{upload}")
+        host.zero_()
+    assert [race.second.verb for race in checker.races] == ["writes"]
+
+
+def test_an_upload_keeps_type_form_and_gradient():
+    with emulated_cuda(), guard.no_sync(mode="record"):
+        host = torch.rand(2, 3, 4, 4, requires_grad=True)
+        up = host.to("cuda", torch.float64, memory_format=torch.channels_last)
+        assert up.dtype is torch.float64 and up.is_contiguous(memory_format=torch.channels_last)
+        up.sum().backward()
+        assert host.grad is not None and host.grad.dtype is torch.float32 and not host.grad.is_cuda
+        assert host.to(up).dtype is torch.float64 and host.detach().to(up).is_cuda
+        assert torch.ones(3).to("cuda", torch.int64).dtype is torch.int64
