@@ -16,6 +16,7 @@ from .race_arrays import watched
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_groups import GroupWatch
 from .race_mode import mode
 from .race_report import READ, Race, RaceError
 from .race_threads import ThreadWatch
@@ -102,6 +103,7 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        GroupWatch(checker, cuda).install(stack)
         checker.follows_results = True
     ThreadWatch(checker).install(stack)
     stack.enter_context(hooks.observed_by(DeviceWatch(checker)))

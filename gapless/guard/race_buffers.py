@@ -153,7 +153,7 @@ class WatchedBuffers:
         else:
             region = _with_gaps(tensor, low)
             high = region[1]
-        if low == high:
+        if low == high or not low:  # a wrapper of other tensors has no address
             return None
         storage = tensor.untyped_storage()
         buffer: Buffer | None = getattr(storage, _BUFFER, None)

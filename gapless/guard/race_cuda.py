@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import emulated_streams, marks, race_ops
 from .patches import Patches
-from .race_agents import Actor, Agent, Launched, VectorClock
+from .race_agents import Actor, Agent, GroupProgram, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
 from .race_index import LIST
 from .race_pools import Pools
@@ -71,6 +71,8 @@ class CudaWatch:
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:
         """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+        if isinstance(host, GroupProgram):
+            return host
         stream = self.current(tensor.device.index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
@@ -159,6 +161,14 @@ class CudaWatch:
         """Look at what the host never learnt of: nothing has ordered the writes there."""
         self._verify(self._held.values())
         self._held.clear()
+
+    def host_knows(self, known: VectorClock) -> None:
+        """The calling thread has seen that the work which ends with this clock is done."""
+        self._learn(known)
+
+    def host_waits(self) -> None:
+        """The calling thread has waited for the current stream."""
+        self._host_learns(self.agent_of(None))
 
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
