@@ -3,6 +3,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -194,7 +195,9 @@ def emulated_cuda() -> Iterator[None]:
         _install_beside(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
+        patches.put(streams, "DEVICE", streams.DEVICE)
         patches.put(marks, "emulated", streams.DEVICE)
+        streams.use_device(int(os.environ.get("LOCAL_RANK", 0)))
         yield
 
 

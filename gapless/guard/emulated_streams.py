@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import marks
 from .patches import holding
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
+"""The one device. Its number is the one that the process chose, as a rank does whose launcher started several."""
 _STREAM: Any = torch.cuda.Stream
 
 _handles = count(1)
@@ -136,6 +138,13 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def use_device(device: Any) -> None:
+    """Stands for `torch.cuda.set_device`: the emulated device has this number from now on."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None and index >= 0:
+        globals()["DEVICE"] = marks.emulated = torch.device("cuda", index)
 
 
 def current_stream(device: Any = None) -> EmulatedStream:

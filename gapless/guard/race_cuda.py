@@ -233,6 +233,9 @@ class EmulatedWatch(CudaWatch):
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
 
+    def agent(self, device: int, handle: int, name: str = "") -> Agent:
+        return super().agent(0, handle, name)  # there is one device, whatever its number
+
     def captures(self) -> bool:
         # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.
         return emulated_streams.is_capturing()
