@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .patches import Patches
 from .watch import current
@@ -41,6 +42,8 @@ def install(patches: Patches) -> None:
     for name in (*IN_PLACE, *BETWEEN):
         if hasattr(core.ProcessGroup, name):
             patches.wrap(core.ProcessGroup, name, partial(_collected, started))
+    for name in ("wait", "synchronize"):
+        patches.wrap(core.Work, name, _unseen)
     for name in ("__init__", "_rebuild_buckets"):
         patches.wrap(core.Reducer, name, partial(_with_buckets, on_device))
 
@@ -56,6 +59,12 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _backend(name: Any) -> Any:
     """Return the name of a backend with gloo in the place of nccl; anything else, such as an address, as it is."""
     return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
+
+
+def _unseen(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace the waits of works: gloo copies results then, on the host, which nccl does not."""
+    with _disable_current_modes():
+        return original(work, *args, **kwargs)
 
 
 def _with_buckets(on_device: weakref.WeakSet[Any], original: Any, reducer: Any, *args: Any, **kwargs: Any) -> Any:
