@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from . import emulated_device as device
 from . import emulated_groups as groups
 from . import emulated_streams as streams
-from . import marks
+from . import emulated_sharing, marks
 from .patches import Patches
 from .sites import torchs_caller, user_stack
 from .watch import current
@@ -241,4 +241,5 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch.autocast, "__enter__", _enter_autocast)
     patches.wrap(torch.autocast, "__exit__", _exit_autocast)
     groups.install(patches)
+    emulated_sharing.install(patches)
     patches.callback(setattr, marks.default, "device", None)

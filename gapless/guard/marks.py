@@ -110,6 +110,12 @@ HOST_COPIES = Marks()
 PINNED = PinnedMarks()
 
 
+def has(storage: Any) -> bool:
+    """Return whether a storage is marked as a device's."""
+    ref = DEVICE_TENSORS.refs.get(id(storage))
+    return ref is not None and ref() is storage
+
+
 def device_tensor(value: T) -> T:
     """Mark a tensor, or all tensors of a module or container, as device tensors; returns `value`.
 
