@@ -37,13 +37,13 @@ def started(command: Any, options: dict[str, Any]) -> Any:
     """
     if not isinstance(command, (list, tuple)) or not all(isinstance(word, (str, os.PathLike)) for word in command):
         return command
-    words = _with_python([os.fspath(word) for word in command])
+    words = with_python([os.fspath(word) for word in command])
     at = 1
     while at < len(words) and (words[at] in ("-W", "-X") or _PLAIN_FLAG.fullmatch(words[at])):
         at += 2 if words[at] in ("-W", "-X") else 1
     if not _is_this_python(words[0] if words else "") or not _is_programs(words[at : at + 2]):
         return command
-    return [*words[:at], "-c", _call('run', 'follow', options, 'sys.exit'), *words[at:]]
+    return [*words[:at], "-c", _call("run", "follow", options, "sys.exit"), *words[at:]]
 
 
 def _call(module: str, function: str, options: dict[str, Any], around: str = "") -> str:
@@ -53,8 +53,8 @@ def _call(module: str, function: str, options: dict[str, Any], around: str = "")
     return f"import sys; sys.path.append({root!r}); from {package}.{module} import {function}; {call}"
 
 
-def _with_python(words: list[str]) -> list[str]:
-    """Put this Python before a script that names it in its first line, such as `torchrun`."""
+def with_python(words: list[str]) -> list[str]:
+    """Return a command with this Python before a script that names it in its first line, such as `torchrun`."""
     script = shutil.which(words[0]) if words else None
     if script is None or _is_this_python(script):
         return words

@@ -16,8 +16,8 @@ from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
 from . import emulated_groups as groups
-from . import emulated_streams as streams
 from . import emulated_sharing, marks
+from . import emulated_streams as streams
 from .patches import Patches
 from .sites import torchs_caller, user_stack
 from .watch import current
@@ -74,6 +74,7 @@ def _start_device() -> None:
 _ABSENT = (
     ("active drivers", "kernels of Triton"),
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
+    ("Work::getFuture not implemented", "the future of this collective's work"), ("with Gloo", "this reduction"),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
 )  # fmt: skip
 """What errors say that come of the absence of CUDA, and what is absent then, where they tell."""

@@ -33,17 +33,20 @@ def install(patches: Patches) -> None:
         patches.wrap(owner, "init_process_group", _make_group)
         patches.wrap(owner, "new_group", _make_group)
         patches.put(owner, "is_nccl_available", lambda: True)
+    patches.put(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     core: Any = torch._C._distributed_c10d
     patches.put(core.Backend, "supports_coalescing", True)
     started: dict[str, list[Any]] = {}
     on_device: weakref.WeakSet[Any] = weakref.WeakSet()
+    lazy: weakref.WeakSet[Any] = weakref.WeakSet()
     patches.put(core.ProcessGroup, "_start_coalescing", lambda group, device: _begin(started, group))
     patches.put(core.ProcessGroup, "_end_coalescing", lambda group, device=None: _end(started, group))
     for name in (*IN_PLACE, *BETWEEN):
         if hasattr(core.ProcessGroup, name):
-            patches.wrap(core.ProcessGroup, name, partial(_collected, started))
+            patches.wrap(core.ProcessGroup, name, partial(_collected, started, lazy if "reduce_scatter" in name else None))
     for name in ("wait", "synchronize"):
         patches.wrap(core.Work, name, _unseen)
+    patches.wrap(core.Work, "is_completed", partial(_asked, lazy))
     for name in ("__init__", "_rebuild_buckets"):
         patches.wrap(core.Reducer, name, partial(_with_buckets, on_device))
 
@@ -65,6 +68,14 @@ def _unseen(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace the waits of works: gloo copies results then, on the host, which nccl does not."""
     with _disable_current_modes():
         return original(work, *args, **kwargs)
+
+
+def _asked(lazy: weakref.WeakSet[Any], original: Any, work: Any) -> Any:
+    """Replace `is_completed`: some works of gloo end in their wait alone, and a program may ask until they have."""
+    if work in lazy:
+        work.wait()
+        return True
+    return original(work)
 
 
 def _with_buckets(on_device: weakref.WeakSet[Any], original: Any, reducer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +114,13 @@ def _end(started: dict[str, list[Any]], group: Any) -> _Together:
     return _Together(started.pop(group.group_name, []))
 
 
-def _collected(started: dict[str, list[Any]], original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+def _collected(
+    started: dict[str, list[Any]], lazy: weakref.WeakSet[Any] | None, original: Any, group: Any, *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
     work = original(group, *args, **kwargs)
+    if work is not None and lazy is not None:
+        lazy.add(work)
     if started and work is not None and group.group_name in started:
         started[group.group_name].append(work)
     return work

@@ -27,7 +27,9 @@ from .sync_ops import RunOp
 
 Uses = list[tuple[Tensor, int]]
 
-_READ_AT = {"send": lambda is_root: True, "broadcast": lambda is_root: is_root, "reduce": lambda is_root: not is_root}
+_READ_AT: dict[str, Callable[[bool], bool]] = {
+    "send": lambda is_root: True, "broadcast": lambda is_root: is_root, "reduce": lambda is_root: not is_root,
+}  # fmt: skip
 """Methods that leave the memory of their first argument as it is, on the ranks that this chooses."""
 
 _FUNCTIONAL = (

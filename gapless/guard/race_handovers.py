@@ -116,7 +116,7 @@ def _reduce_ex(self: Any, protocol: Any) -> Any:
 
 def _state(self: Any) -> Any:
     """Return the attributes of a class derived from it, as if it had no `_order`."""
-    state: Any = object.__getstate__(self)  # type: ignore[attr-defined]
+    state: Any = object.__getstate__(self)
     if not isinstance(state, tuple):
         return state
     slots = {name: value for name, value in state[1].items() if name != "_order"}
