@@ -16,7 +16,9 @@ def main():
     device = torch.device("cuda", rank)
     block, other = torch.full((64,), float(rank), device=device), torch.empty(64, device=device)
     for _ in range(3):
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, block, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)])
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, block, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+        )
         for work in works:
             work.wait()
         block.add_(1)
