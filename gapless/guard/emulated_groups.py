@@ -43,7 +43,8 @@ def install(patches: Patches) -> None:
     patches.put(core.ProcessGroup, "_end_coalescing", lambda group, device=None: _end(started, group))
     for name in (*IN_PLACE, *BETWEEN):
         if hasattr(core.ProcessGroup, name):
-            patches.wrap(core.ProcessGroup, name, partial(_collected, started, lazy if "reduce_scatter" in name else None))
+            kept = lazy if "reduce_scatter" in name else None
+            patches.wrap(core.ProcessGroup, name, partial(_collected, started, kept))
     for name in ("wait", "synchronize"):
         patches.wrap(core.Work, name, _unseen)
     patches.wrap(core.Work, "is_completed", partial(_asked, lazy))

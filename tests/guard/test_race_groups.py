@@ -109,12 +109,14 @@ def test_futures_carry_the_order_of_their_works(races):
 
 
 def test_memory_stays_with_its_work_when_its_tensors_go(races):
-    assert races("work = dist.all_reduce(torch.ones(1000, device='cuda'), async_op=True)\ntorch.zeros(1000, device='cuda')") == []
+    start = "work = dist.all_reduce(torch.ones(1000, device='cuda'), async_op=True)\n"
+    assert races(f"{start}torch.zeros(1000, device='cuda')") == []
 
 
 @pytest.mark.parametrize("device", ["", "device=torch.device('cuda'), "])
 def test_coalesced_works_are_waited_for_together(races, device):
-    start = f"with dist._coalescing_manager({device}async_ops=True) as manager: dist.all_reduce(x); dist.all_reduce(y)\n"
+    inside = "dist.all_reduce(x); dist.all_reduce(y)"
+    start = f"with dist._coalescing_manager({device}async_ops=True) as manager: {inside}\n"
     assert races(f"{start}y + 1\nmanager.wait()") == [2]
     assert races(f"{start}manager.wait()\nx + y") == []
     assert races(f"{start.replace('True', 'False').replace(' as manager', '')}x + y") == []

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 loss, tokens = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
-for step in range(3):
+for _ in range(3):
     loss.add_(0.5)
     tokens.add_(128)
     with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as manager:

@@ -1,4 +1,4 @@
-"""A side stream computes what the collective takes; the collective comes after the stream that is current at its call."""
+"""A side stream computes what a collective takes, which comes after the stream that is current at its call."""
 
 import torch
 import torch.distributed as dist

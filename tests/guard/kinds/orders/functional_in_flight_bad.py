@@ -1,4 +1,4 @@
-"""Tensor parallel by functional collectives: a bucket of partial sums is reduced together, and read before that ends."""
+"""Tensor parallel by functional collectives: a bucket of sums is reduced together, and read before that ends."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,7 @@ import torch.distributed._functional_collectives as functional
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
 left, right = torch.ones(4, 8, device="cuda"), torch.ones(4, 8, device="cuda")
-for layer in range(3):
+for _ in range(3):
     both = ops.all_reduce_coalesced([left, right], "sum", name)
     left.mul_(0.5)  # the collective works on a copy
     right = torch.relu(both[1])  # finds: race

@@ -14,7 +14,7 @@ def reduce(parameter):
 
 for parameter in model.parameters():
     parameter.register_post_accumulate_grad_hook(reduce)
-for step in range(3):
+for _ in range(3):
     model(torch.ones(4, 8, device="cuda")).square().mean().backward()
     with torch.no_grad():
         for parameter in model.parameters():

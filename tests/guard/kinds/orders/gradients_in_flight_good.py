@@ -14,7 +14,7 @@ def reduce(parameter):
 
 for parameter in model.parameters():
     parameter.register_post_accumulate_grad_hook(reduce)
-for step in range(3):
+for _ in range(3):
     loss = model(torch.ones(4, 8, device="cuda")).square().mean()
     loss.backward()
     seen = dist.all_reduce(loss.detach() * 2, async_op=True)  # nothing else holds what it works on
