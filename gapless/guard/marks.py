@@ -122,6 +122,12 @@ PINNED = Marks()
 """Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
+def has(storage: Any) -> bool:
+    """Return whether a storage is marked as a device's."""
+    ref = DEVICE_TENSORS.refs.get(id(storage))
+    return ref is not None and ref() is storage
+
+
 def device_tensor(value: T) -> T:
     """Mark a tensor, or all tensors of a module or container, as device tensors; returns `value`.
 

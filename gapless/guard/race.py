@@ -15,6 +15,7 @@ from .patches import Patches
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_groups import GroupWatch
 from .race_kernels import follow
 from .race_mode import mode
 from .race_report import Race, RaceError
@@ -99,6 +100,7 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        GroupWatch(checker, cuda).install(stack)
         kernels = functools.partial(follow, checker)
         FOLLOWERS.append(kernels)
         stack.callback(FOLLOWERS.remove, kernels)

@@ -19,6 +19,8 @@ from .sites import NO_PROGRAM, Label
 from .watched import TALLY
 
 MOMENTS_KEPT = 1 << 16
+OF_GROUP = "of group "
+"""The beginning of the name of a process group's stream."""
 
 
 class VectorClock(dict[int, int]):
@@ -92,6 +94,12 @@ class Launched:
 
     def acquire(self, known: VectorClock) -> None:
         self.clock.join(known)
+
+
+class GroupProgram(Launched):
+    """A collective on the stream of its process group, whatever stream is current."""
+
+    __slots__ = ()
 
 
 Actor = Agent | Launched

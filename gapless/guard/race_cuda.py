@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import emulated_graphs, emulated_streams, marks, race_ops
 from .patches import Patches
-from .race_agents import Actor, Agent, Launched, VectorClock
+from .race_agents import Actor, Agent, GroupProgram, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
 from .race_pools import Pools
 from .race_shadow import Ranges
@@ -77,6 +77,8 @@ class CudaWatch:
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:
         """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+        if isinstance(host, GroupProgram):
+            return host
         stream = self.current(tensor.device.index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
@@ -147,6 +149,14 @@ class CudaWatch:
         """Look at what the host never learnt of: nothing has ordered the writes there."""
         self._verify(self._held.values())
         self._held.clear()
+
+    def host_knows(self, known: VectorClock) -> None:
+        """The calling thread has seen that the work which ends with this clock is done."""
+        self._learn(known)
+
+    def host_waits(self) -> None:
+        """The calling thread has waited for the current stream."""
+        self._host_learns(self.agent_of(None))
 
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
@@ -255,6 +265,9 @@ class EmulatedWatch(CudaWatch):
 
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
+
+    def agent(self, device: int, handle: int, name: str = "") -> Agent:
+        return super().agent(0, handle, name)  # there is one device, whatever its number
 
     def captures(self) -> bool:
         # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.

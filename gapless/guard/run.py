@@ -8,6 +8,7 @@ code is the program's own where that is not 0, else 1 when something was found, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import sys
@@ -114,6 +115,29 @@ def _report(
     report = {**about, "watched": asdict(detectors.watched), **as_dict(entries, known)}
     write_files(report, options)
     return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched else 0)
+
+
+def follow(options: str) -> int:
+    """Run the program of sys.argv, a child that `subprocess` has started, with its parent's `options`, for the parent.
+
+    Returns the exit code.
+    """
+    from .detectors import Detectors
+
+    given = json.loads(options)
+    is_module = sys.argv[1] == "-m"
+    program, *args = sys.argv[2 if is_module else 1 :]
+    before = set(threading.enumerate())
+    if sys.flags.safe_path:
+        sys.path.insert(0, "")  # the place of the program's folder
+    try:
+        with Detectors(given.pop("names"), **given):
+            end = run_program(program, args, is_module)
+            end = _join_threads(before) or end
+    except NotThereError as error:
+        print(f"{sys.executable}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return end.code
 
 
 class NotThereError(ValueError):
