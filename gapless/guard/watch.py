@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C import _EnableTorchFunction
 from torch._C import _is_torch_function_all_disabled as _are_functions_off
 from torch.nn import Parameter
-from torch.overrides import _get_current_function_mode_stack as _function_modes
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -26,6 +26,8 @@ from .suppress import comment_at
 from .sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
+
+_function_modes: Any = torch.overrides._get_current_function_mode_stack
 Mode = Literal["raise", "record"]
 
 
@@ -156,10 +158,10 @@ class ThreadState:
         A function mode is off while its own handler runs, and so it is in all that the handler calls.
         """
         state = holding(self, call=None, within=self.call or self.within, to_host=False, to_device=False)
-        with state, _EnableTorchFunction() if _are_functions_off() else nullcontext():
-            # On already in what torch calls back from inside the backward of another call.
-            with nullcontext() if self.calls in _function_modes() else self.calls:
-                yield
+        functions = _EnableTorchFunction() if _are_functions_off() else nullcontext()
+        # The mode is on already in what torch calls back in a backward.
+        with state, functions, nullcontext() if self.calls in _function_modes() else self.calls:
+            yield
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""
