@@ -21,9 +21,10 @@ from torch.utils.dlpack import DLDeviceType
 
 from . import marks
 from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
-from .emulate import refusal_of
+from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import holding, leave_uncompiled
+from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
@@ -259,7 +260,7 @@ def _placed(watch: ThreadState, call: TorchCall) -> Any:
     kwargs, device = dict(call.kwargs), call.kwargs.get("device")
     if isinstance(call.func, torch._ops.OpOverload) and not kwargs.get("pin_memory"):
         return _run(call)  # the dispatch half places it
-    # What is made like a device tensor is on the host if the program says so.
+    # `empty_like(x, device="cpu")` of a device tensor is on the host.
     with holding(watch, to_host=watch.to_host or (device is not None and not marks.names_device(device))):
         if kwargs.get("pin_memory"):
             watch.flag("pinned-alloc")
@@ -302,8 +303,8 @@ def _dlpack(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     stream, device = kwargs.get("stream", -1), kwargs.get("dl_device")
     if stream != -1:
-        other = torch.cuda.default_stream() if stream in (None, 1) else torch.cuda.ExternalStream(stream)
-        other.wait_stream(torch.cuda.current_stream())
+        other = default_stream() if stream in (None, 1) else ExternalStream(stream)
+        other.wait_stream(current_stream())
     if device is not None and device[0] == DLDeviceType.kDLCPU:
         tensor = _download(watch, TorchCall(Tensor.cpu, (tensor,), {}), "copy-to-host")
     elif kwargs.get("copy"):
