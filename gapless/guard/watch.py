@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -26,8 +26,6 @@ from .suppress import comment_at
 from .sync_rules import RULES
 
 Predicate = Callable[[Tensor], bool]
-
-_function_modes: Any = torch.overrides._get_current_function_mode_stack
 Mode = Literal["raise", "record"]
 
 
@@ -50,6 +48,9 @@ class Scope:
     """Whether findings count."""
     report: SyncReport = field(default_factory=SyncReport)
     """The findings of all of its uses."""
+
+
+_function_modes: Any = torch.overrides._get_current_function_mode_stack
 
 
 class TorchCall(NamedTuple):
@@ -157,10 +158,14 @@ class ThreadState:
 
         A function mode is off while its own handler runs, and so it is in all that the handler calls.
         """
-        state = holding(self, call=None, within=self.call or self.within, to_host=False, to_device=False)
-        functions = _EnableTorchFunction() if _are_functions_off() else nullcontext()
-        # The mode is on already in what torch calls back in a backward.
-        with state, functions, nullcontext() if self.calls in _function_modes() else self.calls:
+        with ExitStack() as stack:
+            within = self.call or self.within
+            stack.enter_context(holding(self, call=None, within=within, to_host=False, to_device=False))
+            if _are_functions_off():
+                stack.enter_context(_EnableTorchFunction())
+            # On already in what torch calls back from inside the backward of another call.
+            if self.calls not in _function_modes():
+                stack.enter_context(self.calls)
             yield
 
     def placing(self) -> AbstractContextManager[None]:
