@@ -6,7 +6,7 @@ inside the thread's mode again, so it is watched and emulated as the program's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -64,6 +64,34 @@ def _push_hooks(original: Any, pack: Callable[..., Any], unpack: Callable[..., A
 def has_own(types: Sequence[Any]) -> bool:
     """Return whether one of the classes overrides torch's functions, and is not off."""
     return _are_classes_on() and any(kind.__torch_function__ is not _OFF for kind in types)
+
+
+def branching(watch: ThreadState, call: TorchCall) -> Any:
+    """Run torch.cond or while_loop, which decide on the host and call their branches past all modes."""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(call.args)):
+        return call.func(*call.args, **call.kwargs)  # torch traces the branches
+
+    def branch(function: Callable[..., Any], decides: bool, *args: Any) -> Any:
+        with watch.ops, watch.called_back():
+            result = function(*args)
+            return bool(result) if decides else result
+
+    decides, *others = call.args
+    if callable(decides):
+        decides = partial(branch, decides, True)
+    else:
+        with watch.called_back():
+            decides = bool(decides)
+    branches = [partial(branch, one, False) if callable(one) else one for one in others]
+    return call.func(decides, *branches, **call.kwargs)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def of_classes(watch: ThreadState, func: Any, types: Sequence[Any], args: Any, kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
+from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import holding, leave_uncompiled
@@ -407,6 +407,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.nn.functional.triplet_margin_with_distance_loss: _calling,
     torch.lobpcg: _calling,
+    torch.ops.higher_order.cond: branching,
+    torch.ops.higher_order.while_loop: branching,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),

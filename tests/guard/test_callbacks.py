@@ -473,6 +473,20 @@ def test_transforms_of_functions_leave_tensors_on_their_device():
     assert set(places) == {(True, True, True)}
 
 
+def test_a_branch_of_cond_is_seen_and_so_is_what_decides():
+    def branch(x: Tensor) -> Tensor:
+        return x.to("cpu").to("cuda")
+
+    with Detectors(["sync", "race"], emulate_cuda=True) as detectors:
+        x = torch.ones(3, device="cuda")
+        assert torch.cond(x.sum() > 0, branch, torch.clone, (x,)).is_cuda
+        (y,) = torch.while_loop(lambda x: x.sum() < 10, lambda x: (x + 1,), (x,))
+        assert y.is_cuda
+    assert [(entry.finding.rule, entry.count) for entry in detectors.findings()] == [
+        ("host-read", 1), ("copy-to-host", 1), ("upload", 1), ("host-read", 4),
+    ]  # fmt: skip
+
+
 def test_everything_is_as_before_once_the_last_region_is_left():
     class Own(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
