@@ -6,6 +6,7 @@ inside the thread's mode again, so it is watched and emulated as the program's o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -130,8 +131,18 @@ def of_dispatch_classes(mode: TorchDispatchMode, watch: ThreadState, call: Torch
 
 
 def _is_users(kind: type) -> bool:
-    """Return whether a class is neither torch's nor the guard's own."""
-    return not f"{kind.__module__}.".startswith(("torch.", f"{__package__}."))
+    return _are_users(kind.__module__)
+
+
+def _are_users(module: str) -> bool:
+    """Return whether a module is neither torch's nor the guard's own."""
+    return not f"{module}.".startswith(("torch.", f"{__package__}."))
+
+
+def _disable(original: Any) -> Any:
+    """Replace `DisableTorchFunction`: the program switches overriding classes off, and not the guard's mode."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    return torch._C.DisableTorchFunctionSubclass() if _are_users(caller) else original()
 
 
 class _Moved(torch.autograd.Function):
@@ -174,6 +185,7 @@ class _Modes:
 def _install(patches: Patches) -> None:
     variable: Any = torch.autograd.Variable
     patches.put(variable, "_execution_engine", _Engine(variable._execution_engine))
+    patches.wrap(torch._C, "DisableTorchFunction", _disable)
     patches.wrap(TorchDispatchMode, "__enter__", _Modes(patches).enter)
     patches.wrap(_autograd, "_push_saved_tensors_default_hooks", _push_hooks)
 

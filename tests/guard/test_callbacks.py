@@ -267,6 +267,21 @@ def overriding_class(body: Body) -> None:
         assert type(y) is One and y.is_cuda
 
 
+def overriding_class_alone(body: Body) -> None:
+    """The class switches all overrides off, which is how older code calls torch from inside one."""
+
+    class Plain(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            with torch._C.DisableTorchFunction():
+                heard(args[0].as_subclass(Tensor))
+                return func(*args, **(kwargs or {}))
+
+    heard = once(body)
+    x = torch.ones(2, 3, device="cuda").as_subclass(Plain)
+    assert (x + 1).is_cuda
+
+
 def overriding_object(body: Body) -> None:
     class Box:
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -348,7 +363,8 @@ PLACES: dict[str, Callable[[Body], None]] = {
     for one in (
         tensor_hook, accumulate_hook, node_hook, node_prehook, multi_hook, after_backward, grad_of,
         backward_of_several, backward_in_backward, forward_hook, forward_prehook, backward_hook, backward_prehook, pack,
-        pack_within, unpack, saved_one, overriding_class, overriding_object, dispatch_mode, optimizer_hooks, distance,
+        pack_within, unpack, saved_one, overriding_class, overriding_class_alone,
+        overriding_object, dispatch_mode, optimizer_hooks, distance,
     )
 } | {
     **{f"function_{at}": partial(function, at) for at in ("forward", "setup", "backward", "saved")},
