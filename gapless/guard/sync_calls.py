@@ -20,10 +20,10 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
+from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
-from .patches import leave_uncompiled
+from .patches import holding, leave_uncompiled
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
@@ -265,16 +265,18 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
 
 def _placed(watch: ThreadState, call: TorchCall) -> Any:
     """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
-    kwargs = dict(call.kwargs)
+    kwargs, device = dict(call.kwargs), call.kwargs.get("device")
     if isinstance(call.func, torch._ops.OpOverload) and not kwargs.get("pin_memory"):
         return _run(call)  # the dispatch half places it
-    if kwargs.get("pin_memory"):
-        watch.flag("pinned-alloc")
-        if not marks.has_accelerator():
-            del kwargs["pin_memory"]
-            return marks.pinned_tensor(call.func(*call.args, **kwargs))
-    if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
-        return _run(call)
+    # `empty_like(x, device="cpu")` of a device tensor is on the host.
+    with holding(watch, to_host=watch.to_host or (device is not None and not marks.names_device(device))):
+        if kwargs.get("pin_memory"):
+            watch.flag("pinned-alloc")
+            if not marks.has_accelerator():
+                del kwargs["pin_memory"]
+                return marks.pinned_tensor(call.func(*call.args, **kwargs))
+        if not (marks.names_device(device) and marks.must_emulate(device)):
+            return _run(call)
     kwargs["device"] = CPU
     with watch.placing():
         result = call.func(*call.args, **kwargs)
@@ -413,6 +415,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.nn.functional.triplet_margin_with_distance_loss: _calling,
     torch.lobpcg: _calling,
+    torch.ops.higher_order.cond: branching,
+    torch.ops.higher_order.while_loop: branching,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
