@@ -17,6 +17,7 @@ _ABSENT = (
     ("CUDA driver version is insufficient", ""), ("no CUDA-capable device", ""),
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
+    ("Unsupported dtype Half", "FFT of half-precision numbers"),
 )  # fmt: skip
 """Words of errors that come of the absence of CUDA, and the part that is absent, if they name it."""
 
