@@ -17,6 +17,7 @@ from torch.utils._device import DeviceContext
 from . import emulated_device as device
 from . import emulated_streams as streams
 from . import emulated_triton, marks
+from .emulated_cudart import Cudart
 from .patches import Patches
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
@@ -28,7 +29,7 @@ _PARTS = ("memory", "random", "streams", "graphs")
 _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
     "list_gpu_processes", "MemPool", "GreenContext", "CUDAPluggableAllocator", "change_current_allocator",
-    "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
+    "caching_allocator_alloc", "caching_allocator_delete", "current_blas_handle", "current_solver_handle",
     "make_graphed_callables",
 )  # fmt: skip
 """Names of torch.cuda that would end in the driver with an unclear error."""
@@ -46,9 +47,13 @@ def _refused(name: str) -> type:
     return type(name, (), {"__new__": __new__})
 
 
+_OF_CUDA = ("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")
+"""How the names of torch's core begin that it has only where it was built for CUDA."""
+
+
 def _of_torch_c(name: str) -> Any:
     """Stands for the attributes that torch's core has only where it was built for CUDA."""
-    if not name.startswith(("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")):
+    if not name.startswith(_OF_CUDA):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
     raise refuse(torchs_caller() or f"torch._C.{name}")
 
@@ -220,6 +225,13 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    runtime = Cudart()
+    patches.put(cuda, "_cudart", runtime)
+    patches.put(cuda, "cudart", lambda: runtime)
+    patches.callback(marks.PINNED.registered.clear)
+    # Its operators take tensors of real devices alone.
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    patches.put(torch.backends.cudnn, "version", lambda: None)
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
     patches.put(cuda.graphs.graph, "default_capture_stream", None)
@@ -228,6 +240,9 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
+    for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
+        patches.hide(torch._C, name)
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
     patches.wrap(torch._C, "_from_dlpack", _taken)

@@ -14,7 +14,8 @@ def refuse(name: str) -> NotEmulatedError:
 
 _ABSENT = (
     ("active drivers", "kernels of Triton"), ("libcuda.so cannot", "kernels of Triton"),
-    ("CUDA driver version is insufficient", ""), ("no CUDA-capable device", ""),
+    ("CUDA driver version is insufficient", ""), ("no CUDA-capable device", ""), ("without ATen_cuda", ""),
+    ("Graph is not supported on device type", "torch.accelerator.Graph"), ("accelerator device when none is", ""),
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
     ("Unsupported dtype Half", "FFT of half-precision numbers"),

@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_map
 
 from .refusals import refuse
 
-_LACKS = re.compile(r"not implemented for '(\w+)'|Unsupported dtype (\w+)|not support \w*(bool|bfloat16)", re.IGNORECASE)
+_LACKS = re.compile(
+    r"not implemented for '(\w+)'|Unsupported dtype (\w+)|not support \w*(bool|bfloat16)", re.IGNORECASE
+)
 _NO_KERNEL = re.compile(r"Could not run '([\w:.]+)' with arguments from the 'CPU' backend")
 _F32, _F64, _C64 = torch.float32, torch.float64, torch.complex64
 _INTEGERS = {"Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64}
