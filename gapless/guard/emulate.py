@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from . import emulated_device as device
 from . import emulated_streams as streams
 from . import emulated_triton, marks
-from .emulated_cudart import Cudart
+from .emulated_cudart import CudaRuntime
 from .patches import Patches
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
@@ -225,7 +225,7 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
-    runtime = Cudart()
+    runtime = CudaRuntime()
     patches.put(cuda, "_cudart", runtime)
     patches.put(cuda, "cudart", lambda: runtime)
     patches.callback(marks.PINNED.registered.clear)

@@ -31,7 +31,7 @@ _TEXTS = {
 }
 
 
-class Cudart:
+class CudaRuntime:
     """The module that `cudart` returns. Registered host memory counts as pinned, by its address."""
 
     cudaError = CudaStatus

@@ -27,7 +27,7 @@ _WIDER: dict[str, list[_Casts]] = {
     "bfloat16": [{torch.bfloat16: _F32}],
     **{name: [{getattr(torch, name): _F32}] for name in _SMALL},
 }
-"""By the name of a type in errors: the casts to try, in order."""
+"""Casts to try, in order, by the name of a type in errors."""
 
 
 def lacking(func: Any, args: Sequence[Any], kwargs: dict[str, Any], error: RuntimeError) -> Any:
@@ -56,7 +56,7 @@ def lacking(func: Any, args: Sequence[Any], kwargs: dict[str, Any], error: Runti
 def _in_wider(func: Any, args: Sequence[Any], kwargs: dict[str, Any], casts: _Casts) -> Any:
     back = {wide: narrow for narrow, wide in casts.items()}
     given: dict[int, Tensor] = {}
-    """The tensors in the place of arguments, and those."""
+    """Arguments, by the ids of the tensors in their place."""
 
     def widen(value: Any) -> Any:
         if isinstance(value, torch.dtype):

@@ -60,7 +60,7 @@ def test_numpy_takes_no_memory_of_a_device_by_dlpack(region):
     assert np.from_dlpack(torch.ones(3)).sum() == 3
 
 
-def test_what_has_no_memory_copies_nothing(region):
+def test_a_tensor_on_meta_copies_nothing(region):
     x, layer = torch.ones(3, device="cuda"), torch.nn.Linear(2, 2, device="cuda")
     on_meta = [x.to("meta"), x.to(device="meta"), torch.empty_like(x, device="meta"), x.to(x.to("meta"))]
     assert all(one.is_meta and not one.is_cuda for one in [*on_meta, *layer.to("meta").parameters()])
