@@ -7,11 +7,17 @@ import torch
 
 BYTES = 1 << 14
 runtime = torch.cuda.cudart()
-mapped = mmap.mmap(-1, BYTES)
-staging = torch.from_numpy(np.frombuffer(mapped, np.float32))
-torch.cuda.check_error(runtime.cudaHostRegister(staging.data_ptr(), BYTES, 0))
-assert staging.is_pinned()
 
+
+def registered() -> torch.Tensor:
+    """Map memory, as a file of weights or another process's is, and register it."""
+    memory = torch.from_numpy(np.frombuffer(mmap.mmap(-1, BYTES), np.float32))
+    torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), BYTES, 0))
+    assert memory.is_pinned()
+    return memory
+
+
+staging = registered()
 on_device = torch.empty(BYTES // 4, device="cuda")
 for step in range(3):
     staging.fill_(step)  # finds: race
