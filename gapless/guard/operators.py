@@ -102,7 +102,7 @@ NONE_GIVEN: Mapping[str, Any] = {}
 def composite(func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = NONE_GIVEN) -> Body | None:
     """Return the body of an operator that is made of others and not torch's own; a dispatch mode does not see it.
 
-    `func` is an overload, or a packet of them, one of which is chosen by the arguments.
+    `func` is an overload, or a packet, of whose overloads the arguments choose one.
     """
     found = _composites.get(id(func))
     if found is None:
