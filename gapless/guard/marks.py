@@ -64,6 +64,8 @@ class Marks:
     def __init__(self) -> None:
         self.refs: dict[int, weakref.ref[Any]] = {}
         """The storages by id, which may be used again: what the reference returns must be the storage."""
+        self.registered: dict[int, Any] = {}
+        """Storages that stand for memory by its address, which a program has registered and not yet unregistered."""
         self._most = _MARKS_BEFORE_SWEEP
         self._counter = itertools.count(1)
         self.added = 0
@@ -101,11 +103,10 @@ class Marks:
 
     def covering(self, storage: Any) -> Any:
         """Return the marked storage whose memory holds that of this one, or None."""
-        if storage.resizable():
-            return None  # its memory is its own
-        low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        for ref in list(self.refs.values()):
-            owner = ref()
+        # Memory of the storage's own can be registered, but is no part of another's.
+        own = storage.resizable()
+        low, high = storage.data_ptr(), _end(storage)
+        for owner in list(self.registered.values()) if own else [ref() for ref in list(self.refs.values())]:
             if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
                 return owner
         return None

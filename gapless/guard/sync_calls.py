@@ -22,7 +22,7 @@ from torch.utils.dlpack import DLDeviceType
 from . import marks
 from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
-from .operators import OPERATORS, composite
+from .operators import NONE_GIVEN, OPERATORS, composite
 from .patches import holding, leave_uncompiled
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
@@ -368,7 +368,7 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
 
 def _composite(watch: ThreadState, call: TorchCall) -> Any:
     """Run an operator that is made of others, whose body is the user's code."""
-    body = composite(call.func)
+    body = composite(*call)
     assert body is not None
     with watch.called_back():
         return body(*call.args, **call.kwargs)
@@ -461,7 +461,7 @@ class SyncCalls(TorchFunctionMode):
         default = marks.default.device
         if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
             handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
-        if type(func) in OPERATORS and composite(func):
+        if type(func) in OPERATORS and composite(func, args, kwargs or NONE_GIVEN):
             handler = _composite
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer

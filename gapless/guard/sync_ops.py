@@ -19,6 +19,7 @@ from .patches import leave_uncompiled
 from .refusals import refusal_of
 from .watch import ThreadState, TorchCall
 from .watched import TALLY
+from .wider import lacking
 
 Args = Sequence[Any]
 RunOp = Callable[[Any, Args, dict[str, Any]], Any]
@@ -316,7 +317,12 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except RuntimeError as error:
+            if not device or watch.real:
+                raise
+            out = lacking(func, args, kwargs, error)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             mark(out)
             if op.reduces and isinstance(out, Tensor):
