@@ -231,8 +231,8 @@ class Linter(ast.NodeVisitor):
         base, name = self._names.of(func.value), func.attr
         if name == "synchronize" and not node.args:
             yield "event-wait"
-        elif name in ("record_stream", "capture_begin"):
-            yield name.replace("_", "-") if name == "record_stream" else "graph-capture"
+        elif name == "capture_begin":
+            yield "graph-capture"
         elif name in ("to", "cuda") and base.tensor:
             yield from _placing(node, name, base)
         elif name == "pin_memory" and base.tensor:

@@ -77,7 +77,6 @@ BAD = [
     ("torch.from_numpy(array).pin_memory()", "pinned-alloc"),
     ("torch.empty(n, pin_memory=True)", "pinned-alloc"),
     ("torch.cuda.empty_cache()", "empty-cache"),
-    ("x.record_stream(other)", "record-stream"),
     ("torch.cuda.synchronize()", "stream-wait"),
     ("other.synchronize()", "event-wait"),
     ("dist.barrier()", "collective"),
