@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import race, threads, watch
+from . import pinned_allocs, race, threads, watch
 from .children import Children
 from .emulate import emulated_cuda, refuse
 from .patches import Patches
@@ -82,6 +82,8 @@ class Detectors:
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
+        self._ended: list[dict[str, int]] = []
+        """The counts of the children whose reports were taken."""
 
     def __enter__(self) -> Detectors:
         # Children that begin while others are waited for are watched too.
@@ -109,7 +111,12 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; their findings are this process's too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.so_far().with_children([report["watched"] for report in reports], lost)
+        self._add(reports)
+        self._watched = self._watching.so_far().with_children(self._ended, lost)
+
+    def _add(self, reports: list[Any]) -> None:
+        """Add the reports of children to this process's own."""
+        self._ended += [report["watched"] for report in reports]
         for entry in (entry for report in reports for entry in report["entries"]):
             finding = entry["finding"]
             stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])
@@ -129,6 +136,25 @@ class Detectors:
         if self._watched is None:
             entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
         return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
+
+    def take(self) -> list[CountedFinding]:
+        """Return what was found since the last call, while these are on; also by children that ended."""
+        self._add(self._children.ended())
+        found = self.findings()
+        for report in self._reports.values():
+            report.clear()
+        races = race.found()
+        found += [CountedFinding(one.finding(), 1, None) for one in races] if "race" in self._reports else []
+        races.clear()
+        return found
+
+    def begin_again(self) -> None:
+        """Judge what follows alone: it is another test. What was found so far is still to be taken."""
+        race.begin_again()
+        pinned_allocs.forget()
+        state = watch.current()
+        if state is not None:
+            state.settle()
 
     @property
     def is_child(self) -> bool:

@@ -1,7 +1,7 @@
 """Finds lines that allocate pinned memory over and over, in place of keeping a ring of buffers.
 
 One buffer, or a ring of them, is allocated once and kept. So an allocation counts if the same line, called from the
-same line, has allocated before and its first buffer is gone.
+same line, allocated before and its first buffer was freed.
 """
 
 from __future__ import annotations

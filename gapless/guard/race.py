@@ -94,6 +94,12 @@ def found() -> list[Race]:
     return _active[0].races if _active else []
 
 
+def begin_again() -> None:
+    """Have what follows race with nothing that was done before; the races so far stay."""
+    for checker in _active[:1]:
+        checker.begin_again()
+
+
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
     stack.stand_in(Tensor, "tolist", functools.partial(_read, checker))

@@ -160,6 +160,12 @@ class CudaWatch:
         self._verify(self._held.values())
         self._held.clear()
 
+    def begin_again(self) -> None:
+        """Look at the held memory, and forget all that happened."""
+        self._finish()
+        self._known_agents.clear()
+        self.pools = Pools(self._checker)
+
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 

@@ -28,7 +28,7 @@ _FRAMES_LOOKED_AT = range(200)
 """One item for each frame that is looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
-_TYPED_IN = ("<stdin>", "<string>")
+_TYPED_IN = ("<stdin>", "<string>", "<doctest ")
 _RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
 
 _BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
@@ -213,7 +213,7 @@ _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "pl
 def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
         # Frames below the module runner or the test runner are not the user's program.
-        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file in _TYPED_IN else HIDDEN
+        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file.startswith(_TYPED_IN) else HIDDEN
     if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
         return END_OF_STACK
     if file.startswith((*_OURS_AND_TORCH, *hidden)):

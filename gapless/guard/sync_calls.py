@@ -264,7 +264,8 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
 def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
     def pinned() -> Tensor:
         with watch.silence(to_host=True):
-            return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+            made: Tensor = _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+            return made
 
     # A DataLoader's batches are freed as fast as they are made, so the allocator has a block for each.
     return pinned() if caller().endswith(_LOADERS) else allocated(watch, pinned)
