@@ -138,7 +138,7 @@ class Detectors:
         return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
 
     def take(self) -> list[CountedFinding]:
-        """Return what was found since the last call, while these are on; also by children that ended."""
+        """Return the findings since the last call, while these are on; also by children that ended."""
         self._add(self._children.ended())
         found = self.findings()
         for report in self._reports.values():
@@ -149,7 +149,7 @@ class Detectors:
         return found
 
     def begin_again(self) -> None:
-        """Judge what follows alone: it is another test. What was found so far is still to be taken."""
+        """Judge what follows alone: it is another test. The findings so far are still to be taken."""
         race.begin_again()
         pinned_allocs.forget()
         state = watch.current()

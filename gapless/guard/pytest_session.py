@@ -26,7 +26,7 @@ _SITES_SHOWN = 10
 _READERS = f"{os.sep}numpy{os.sep}"
 """A folder of a library that reads for its caller."""
 _waiting = pytest.StashKey[list[CountedFinding]]()
-"""What a node's import or a test's set-up did, until it fails a test."""
+"""The findings of a node's import or of a test's set-up, until they fail a test."""
 
 
 class TestSession:
@@ -50,7 +50,7 @@ class TestSession:
         ).__enter__()
         self._is_on = True
         self._found: list[dict[str, Any]] = []
-        """What the tests' reports tell, in this process and in workers."""
+        """The findings in the tests' reports, from this process and from workers."""
         self._watched: list[Watched] = []
         self._ran = self._skipped = 0
         self._fails = False
@@ -62,7 +62,7 @@ class TestSession:
             self._detectors.__exit__()
             self._watched.append(self._detectors.watched)
 
-    # What happens to tests.
+    # Hooks around tests.
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -107,7 +107,7 @@ class TestSession:
 
     @contextmanager
     def _judged(self, item: pytest.Item, when: str) -> Iterator[None]:
-        """Fail this phase of a test for what it finds, and for what waits for it."""
+        """Fail this phase of a test for its findings, and for the ones that wait for a test."""
         found = item.stash.get(_waiting, [])
         item.stash[_waiting] = []
         self._take()
