@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 UNWATCHED = (
     "nothing was watched: no tensor was on a device, so this says nothing about the program. Run it where there is a "
-    "GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by gapless.guard.device_tensor"
+    f"GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by {__package__}.device_tensor"
 )
 
 
