@@ -54,9 +54,13 @@ def _refused(name: str) -> type:
     return type(name, (), {"__new__": __new__})
 
 
+_OF_CUDA = ("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")
+"""How the names of torch's core begin that it has only where it was built for CUDA."""
+
+
 def _of_torch_c(name: str) -> Any:
     """Stands for the attributes that torch's core has only where it was built for CUDA."""
-    if not name.startswith(("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")):
+    if not name.startswith(_OF_CUDA):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
     raise refuse(torchs_caller() or f"torch._C.{name}")
 
@@ -71,7 +75,9 @@ def _start_device() -> None:
 
 
 _ABSENT = (
-    ("active drivers", "kernels of Triton"),
+    ("active drivers", "kernels of Triton"), ("libcuda.so cannot found", "kernels of Triton"),
+    ("CUDA driver version is insufficient", ""), ("without ATen_cuda", ""),
+    ("Graph is not supported on device type", "torch.accelerator.Graph"), ("accelerator device when none is", ""),
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
 )  # fmt: skip
@@ -242,6 +248,9 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    # Its operators take tensors of real devices alone.
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    patches.put(torch.backends.cudnn, "version", lambda: None)
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
     patches.put(cuda.graphs.graph, "default_capture_stream", None)
@@ -250,6 +259,9 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
+    for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
+        patches.hide(torch._C, name)
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
     patches.wrap(torch._C, "_from_dlpack", _taken)

@@ -41,7 +41,7 @@ BAD = [
     ("x.cpu()", "copy-to-host"),
     ("x.to('cpu')", "copy-to-host"),
     ("x.to(torch.device('cpu'))", "copy-to-host"),
-    ("x.numpy()", "copy-to-host"),
+    ("torch.zeros(n, device=device).numpy()", "copy-to-host"),
     ("x[: index.max()]", "host-index"),
     ("for i in range(index.max()): pass", "host-index"),
     ("x[0] = 5.0", "scalar-assign"),
