@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import pinned_allocs, race, threads, watch
+from .allowed import allowing
 from .children import Children
 from .emulate import emulated_cuda, refuse
 from .patches import Patches
@@ -63,13 +64,13 @@ class Detectors:
 
     def __init__(
         self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
-        folder: str | None = None, serves: bool = False,
+        folder: str | None = None, serves: bool = False, allows: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Choose the named detectors. Raises ValueError for an unknown name.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
         on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
-        there; with `serves` it only forks children.
+        there; with `serves` it only forks children. `allows`: functions inside which waits are allowed, with reasons.
         """
         for name in names:
             if name not in DETECTORS:
@@ -77,8 +78,10 @@ class Detectors:
         self._reports = {name: SyncReport() for name in names}
         self._regions = regions
         self._emulates = emulate_cuda
+        self._allows = dict(allows or {})
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
+            "allows": self._allows,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
@@ -91,6 +94,7 @@ class Detectors:
         self._stack.callback(self._gather)
         self._watching = Watching(watching)
         self._children = Children(watching, self._options, self._renew, self._state)
+        self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)

@@ -36,7 +36,6 @@ class Bodies(NamedTuple):
     is_lost: bool
     """Whether there is a compiled kernel for CUDA and none for the CPU."""
 
-
     def choose(self, name: str, on_device: bool) -> Body | None:
         """Return the body that runs. Raises NotEmulatedError where that is compiled for CUDA."""
         if on_device and self.is_lost:

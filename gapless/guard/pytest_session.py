@@ -17,7 +17,7 @@ from .report import CountedFinding, Finding, as_text
 from .report_files import as_dict, check_files, merged, write_files
 from .run import EXIT_FOUND, EXIT_UNWATCHED, UNWATCHED
 from .sites import shown
-from .suppress import DEFAULT_FILE, apply, gather
+from .suppress import DEFAULT_FILE, allowances, apply, gather
 from .watched import Watched
 
 FINDINGS_PROPERTY = "gapless_san"
@@ -44,10 +44,11 @@ class TestSession:
         default = config.rootpath / DEFAULT_FILE
         file = options.gapless_san_suppressions or (str(default) if default.exists() else None)
         self._suppressions = gather(options.gapless_san_suppress, file)
-        self._emulates = options.gapless_san_device_tensors == "cuda"
         self._detectors = Detectors(
-            list(DETECTORS), regions=options.gapless_san_regions, emulate_cuda=self._emulates
-        ).__enter__()
+            list(DETECTORS), regions=options.gapless_san_regions,
+            emulate_cuda=options.gapless_san_device_tensors == "cuda",
+            allows=allowances(options.gapless_san_suppress, file),
+        ).__enter__()  # fmt: skip
         self._is_on = True
         self._found: list[dict[str, Any]] = []
         """The findings in the tests' reports, from this process and from workers."""

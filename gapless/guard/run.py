@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .names import names_cuda
 from .report import CountedFinding, as_text
 from .report_files import Base, as_dict, check_files, write_files
-from .suppress import apply, gather, tell_unused
+from .suppress import allowances, apply, gather, tell_unused
 
 if TYPE_CHECKING:
     from .detectors import Detectors
@@ -73,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
-        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options))
+        allows = allowances(options.suppress, options.suppressions)
+        emulates = _emulates_cuda(options)
+        detectors = Detectors(names, regions=options.regions, emulate_cuda=emulates, allows=allows)
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
