@@ -10,7 +10,7 @@ from gapless.guard import command as sanitizer
 
 
 def main(argv: Sequence[str]) -> int:
-    command = Command("san", sanitizer.ABOUT, words=sanitizer.WORDS, epilog=sanitizer.epilog("gapless san"))
+    command = Command("san", sanitizer.ABOUT, words=sanitizer.USAGE_WORDS, epilog=sanitizer.epilog("gapless san"))
     sanitizer.add_all(command)
     at = argv.index("--") if "--" in argv else len(argv)
     flags = sanitizer.in_order(command, [command.dashed(word) for word in argv[:at]])

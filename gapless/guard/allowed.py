@@ -1,4 +1,4 @@
-"""Functions of the program inside which the host may wait, by their dotted names: vLLM's `gpu_sync_allowed`, say.
+"""Functions of the program that allow the host to wait, by their dotted names, such as vLLM's `gpu_sync_allowed`.
 
 A name is that of a function, a class or an object: waits are allowed while a context manager that it makes is entered,
 in functions that it decorates, and while it runs itself.

@@ -14,7 +14,7 @@ from . import lint
 from .run import EXIT_USAGE, add_options
 
 ABOUT = "Find hidden host-device syncs and races in any PyTorch program."
-WORDS = "[flags] -- python PROGRAM [args] | --lint PATH..."
+USAGE_WORDS = "[flags] -- python PROGRAM [args] | --lint PATH..."
 
 
 def epilog(name: str) -> str:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `gapless-san`; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="gapless-san", usage=f"gapless-san {WORDS}", description=ABOUT, epilog=epilog("gapless-san"),
+        prog="gapless-san", usage=f"gapless-san {USAGE_WORDS}", description=ABOUT, epilog=epilog("gapless-san"),
         allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add_all(parser)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def lint_or_run(options: argparse.Namespace, words: Sequence[str], runner: str) -> int:
     """Do what the words ask for. Does not return from a run, which is the module `runner` in this process's place.
 
-    `words` are the flags, from which `options` were parsed, and after `--` a program. Raises ValueError.
+    `words` are the flags, which gave `options`, and after `--` a program. Raises ValueError.
     """
     at = words.index("--") if "--" in words else len(words)
     flags, program = words[:at], words[at + 1 :]

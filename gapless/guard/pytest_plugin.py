@@ -7,7 +7,7 @@ when it is collected counts for its first test. Memory and orders are forgotten 
 Tests read results, which is their job: a finding whose line is in the tests themselves (their folder if that is not
 the project's own, the configured `testpaths`, a test file, a conftest.py, a doctest) does not count. With
 `--gapless-san-regions` only what happens inside the program's own regions counts. The fixture `gapless_no_sync` puts
-one test into a raising region; under `--gapless-san`, where regions record, what that test's own lines do counts too.
+one test into a raising region; under `--gapless-san` regions record, and what that test's own lines do counts too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ _FRAMES_LOOKED_AT = range(200)
 
 _HERE = os.path.dirname(__file__) + os.sep
 _TYPED_IN = ("<stdin>", "<string>", "<doctest ")
-_RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
 
 _BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
 """Modules that run a program, or a child's part of it."""
@@ -207,6 +206,7 @@ _TORCH_PLACES = _TORCH.submodule_search_locations if _TORCH is not None else Non
 _OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for place in _TORCH_PLACES or ()))
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_RUNNERS = tuple(f"{folder}{name}{os.sep}" for folder in _PACKAGE_FOLDERS for name in ("_pytest", "pytest", "pluggy"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})
 
 
@@ -214,7 +214,7 @@ def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
         # Frames below the module runner or the test runner are not the user's program.
         return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file.startswith(_TYPED_IN) else HIDDEN
-    if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
+    if any(name in file for name in _RUNNERS):
         return END_OF_STACK
     if file.startswith((*_OURS_AND_TORCH, *hidden)):
         return HIDDEN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,12 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bare_san import GUARD, PROJECT, ROOT, environment_with, pip, run_in, wheel_made_in
 
 import gapless
 
-ROOT = Path(__file__).resolve().parents[2]
-PROJECT = ROOT / "packages" / "gapless-san"
-GUARD = ROOT / "gapless" / "guard"
 BAD = "import torch\n\nx = torch.ones(3, device='cuda')\nfor _ in range(2):\n    x.tolist()\n"
 TEST = "import bad\nimport torch\n\n\ndef test_it():\n    assert torch.cuda.is_available()\n    bad.main()\n"
 
@@ -36,42 +33,14 @@ def test_the_distribution_is_the_guard_with_the_version_and_needs_of_gapless():
     assert (PROJECT / "gapless_san").resolve() == GUARD
 
 
-def pip(*words: object, cwd: Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel, of a copy of the files that it is made of: a build leaves files beside them."""
-    clone = tmp_path_factory.mktemp("clone")
-    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
-    for folder in (PROJECT, GUARD):
-        shutil.copytree(folder, clone / folder.relative_to(ROOT), symlinks=True, ignore=ignored)
-    shutil.copy(ROOT / "LICENSE", clone)
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", clone, "./packages/gapless-san", cwd=clone)
-    (made,) = clone.glob("gapless_san-*.whl")
-    return made
+    return wheel_made_in(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory) -> Path:
-    """The bin folder of an environment with the wheel alone; it finds torch and pytest where they are here."""
-    home = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=100)
-    pip("--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel, cwd=home)
-    (packages,) = home.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text("\n".join({str(Path(m.__file__).parents[1]) for m in (torch, pytest)}))
-    return home / "bin"
-
-
-def run(bare: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": f"{bare}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    first = str(bare / words[0])
-    return subprocess.run(
-        [first, *words[1:]], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
-    )
+    return environment_with(wheel, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.mark.process
@@ -95,25 +64,25 @@ def test_the_wheel_and_the_sdist_hold_the_guard_and_nothing_else(wheel, tmp_path
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 def test_the_command_runs_lints_and_tests_in_a_bare_environment(bare, tmp_path):
     (tmp_path / "bad.py").write_text(BAD)
-    done = run(bare, tmp_path, "gapless-san", "--sarif", "san.sarif", "--", "python", "bad.py")
+    done = run_in(bare, tmp_path, "gapless-san", "--sarif", "san.sarif", "--", "python", "bad.py")
     assert done.returncode == 1 and "bad.py:5: host-read: torch.Tensor.tolist" in done.stderr, done.stderr
     assert (tmp_path / "san.sarif").exists()
-    done = run(bare, tmp_path, "gapless-san", "--lint", "--sarif", "lint.sarif", "bad.py")
+    done = run_in(bare, tmp_path, "gapless-san", "--lint", "--sarif", "lint.sarif", "bad.py")
     assert done.returncode == 1 and "bad.py:5: host-read" in done.stdout, done.stderr
-    done = run(bare, tmp_path, "gapless-san", "--help")
+    done = run_in(bare, tmp_path, "gapless-san", "--help")
     assert done.returncode == 0 and all(flag in done.stdout for flag in ("--lint", "--diff", "--device-tensors"))
-    done = run(bare, tmp_path, "gapless-san", "--", "ls")
+    done = run_in(bare, tmp_path, "gapless-san", "--", "ls")
     assert done.returncode == 2 and "gapless-san: error: san runs Python programs" in done.stderr
     (tmp_path / "bad.py").write_text(
         BAD.replace("x =", "def main():\n  x =").replace("for", "  for").replace("    x.", "      x.")
     )
     (tmp_path / "test_it.py").write_text(TEST)
     # Here gapless may be installed beside it: its plug-in has the same name, and one of the two is loaded.
-    done = run(bare, tmp_path, "python", "-m", "pytest", "-p", "no:cacheprovider", "--gapless-san", "-rA")
+    done = run_in(bare, tmp_path, "python", "-m", "pytest", "-p", "no:cacheprovider", "--gapless-san", "-rA")
     assert done.returncode == 1 and "FAILED test_it.py::test_it" in done.stdout, done.stdout + done.stderr
     assert "2 x bad.py:6: host-read" in done.stdout
     script = "import sys, gapless_san as g, torch\nwith g.no_sync(): torch.ones(1) + 1\nprint('gapless' in sys.modules)"
-    assert run(bare, tmp_path, "python", "-c", script).stdout == "False\n"
+    assert run_in(bare, tmp_path, "python", "-c", script).stdout == "False\n"
 
 
 @pytest.mark.process
