@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,8 @@ def allocated(watch: ThreadState, make: Callable[[], Tensor]) -> Tensor:
         watch.flag("pinned-alloc")
     result = make()
     if first is None:
-        _first[place] = weakref.ref(result.untyped_storage())
+        with suppress(NotImplementedError, RuntimeError):  # some layouts and wrappers have no storage
+            _first[place] = weakref.ref(result.untyped_storage())
     return result
 
 
