@@ -43,7 +43,8 @@ def _goes_up(t: Tensor) -> None:
 
 
 def _is_pinned(t: Tensor) -> None:
-    for pinned in (torch.empty(2, pin_memory=True), torch.ones(2).pin_memory()):
+    for make in (lambda: torch.empty(2, pin_memory=True), lambda: torch.ones(2).pin_memory()) * 2:
+        pinned = make()
         assert pinned.is_pinned() and not pinned.is_cuda
 
 
