@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .lint_facts import gather
-from .lint_flow import Flow, is_set_up, known_names
+from .lint_flow import Flow, known_names
 from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
 from .lint_names import FACTORIES, REDUCTIONS, Names
 from .report import Finding, SyncReport, as_text
@@ -39,7 +39,7 @@ class Linter(Flow):
         """The reason of the innermost `with allow(...)`."""
 
     def _found(self, rule: str, node: ast.expr | ast.stmt) -> None:
-        if any(is_set_up(name) for name in self.functions):
+        if self.is_set_up:
             return
         entry = RULES[rule]
         function = ".".join(self.functions) or "<module>"
@@ -162,7 +162,7 @@ class Linter(Flow):
         first = self.names.of(node.args[0]) if node.args else NO_KIND
         placed = keyword(node, "device")
         makes = module == "torch" and (name in FACTORIES or name.endswith("_like"))
-        if makes and pins(node) and (self.is_hot or (name == "tensor" and self.functions)):
+        if makes and pins(node) and self.is_hot:
             yield "pinned-alloc"
         if name == "clip_grad_norm_" and says_true(keyword(node, "error_if_nonfinite")):
             yield "host-read"
@@ -193,7 +193,7 @@ class Linter(Flow):
             yield from self._placing(node, name, base)
         elif name == "copy_" and base.tensor and node.args:
             yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
-        elif name == "pin_memory" and base.tensor and (self.is_hot or self.functions):
+        elif name == "pin_memory" and base.tensor and self.is_hot:
             yield "pinned-alloc"
         elif base.on_device or (base.place == "moved" and name in ("item", "tolist")):
             yield from self._reading_rules(node, func, base)

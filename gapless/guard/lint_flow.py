@@ -62,6 +62,11 @@ class Flow(ast.NodeVisitor):
         words = name.split("_")
         return bool(self.loops or function in self.facts.hot or {words[0], words[-1]} & _HOT_WORDS)
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the current statement belongs to the program's set-up."""
+        return any(is_set_up(name) for name in self.functions)
+
     # Functions and classes.
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -270,7 +275,7 @@ class Flow(ast.NodeVisitor):
             self.facts.default_device = MIXED
 
     def _note_call(self, target: str, node: ast.Call) -> None:
-        if self.is_hot:
+        if self.is_hot and not self.is_set_up:
             self.facts.hot.add(target)
         for name, value in zip(self.facts.arguments.get(target, ()), node.args, strict=False):
             self.facts.add(target, name, self.names.of(value))
