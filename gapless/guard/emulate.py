@@ -16,8 +16,9 @@ from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
 from . import emulated_streams as streams
-from . import marks
+from . import emulated_triton, marks
 from .patches import Patches
+from .refusals import refuse
 from .sites import torchs_caller, user_stack
 from .watch import current
 
@@ -33,16 +34,7 @@ _REFUSED = (
 """Names of torch.cuda that would end in the driver with an unclear error."""
 
 
-class NotEmulatedError(NotImplementedError, AttributeError):
-    """A program asked for a part of CUDA that is not emulated."""
-
-
 _modes: Any = torch.overrides._get_current_function_mode_stack
-
-
-def refuse(name: str) -> NotEmulatedError:
-    """Return the error that names the missing part of the emulation."""
-    return NotEmulatedError(f"not emulated: {name}")
 
 
 def _refused(name: str) -> type:
@@ -54,9 +46,13 @@ def _refused(name: str) -> type:
     return type(name, (), {"__new__": __new__})
 
 
+_OF_CUDA = ("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")
+"""How the names of torch's core begin that it has only where it was built for CUDA."""
+
+
 def _of_torch_c(name: str) -> Any:
     """Stands for the attributes that torch's core has only where it was built for CUDA."""
-    if not name.startswith(("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")):
+    if not name.startswith(_OF_CUDA):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
     raise refuse(torchs_caller() or f"torch._C.{name}")
 
@@ -68,21 +64,6 @@ def _start_device() -> None:
     where = user_stack()
     place = f" at {where[0].where}" if where else ""
     raise refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
-
-
-_ABSENT = (
-    ("active drivers", "kernels of Triton"),
-    ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
-    ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
-)  # fmt: skip
-"""What errors say that come of the absence of CUDA, and what is absent then, where they tell."""
-
-
-def refusal_of(error: BaseException, name: str) -> NotEmulatedError | None:
-    """Return the error to raise in place of torch's "no CUDA"; `name` made it."""
-    text = str(error)
-    absent = next((what or name for words, what in _ABSENT if words in text), None)
-    return None if absent is None or isinstance(error, NotEmulatedError) else refuse(absent)
 
 
 def _place(storage: Any) -> Any:
@@ -223,6 +204,7 @@ def emulated_cuda() -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        emulated_triton.install(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
         patches.put(marks, "emulated", streams.DEVICE)
@@ -242,6 +224,9 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    # Its operators take tensors of real devices alone.
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    patches.put(torch.backends.cudnn, "version", lambda: None)
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
     patches.put(cuda.graphs.graph, "default_capture_stream", None)
@@ -250,6 +235,9 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
+    for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
+        patches.hide(torch._C, name)
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
     patches.wrap(torch._C, "_from_dlpack", _taken)

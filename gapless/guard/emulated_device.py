@@ -197,6 +197,9 @@ ACCELERATOR: dict[str, Any] = {
     **_each("set_device_index set_device_idx", lambda device: None),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": nullcontext,
+    "get_device_capability": lambda device=None: {
+        "supported_dtypes": {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    },
     "get_memory_info": CUDA["mem_get_info"],
     **{name: _own(CUDA[name]) for name in ("set_stream", "current_stream", "memory_stats")},
 }  # fmt: skip

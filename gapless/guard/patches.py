@@ -58,6 +58,11 @@ class Patches(ExitStack):
         setattr(owner, name, value)
         self.callback(setattr, owner, name, before) if own else self.callback(delattr, owner, name)
 
+    def hide(self, owner: Any, name: str) -> None:
+        """Remove `owner.name`, until the patches are closed."""
+        self.callback(setattr, owner, name, vars(owner)[name])
+        delattr(owner, name)
+
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Turn calls of `owner.name(*args)` into calls of `around(original, *args)`."""
         original = getattr(owner, name)

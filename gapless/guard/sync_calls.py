@@ -21,9 +21,10 @@ from torch.utils.dlpack import DLDeviceType
 
 from . import marks
 from .callbacks import has_own, of_classes, watched_function
-from .emulate import refusal_of
+from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
+from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
@@ -285,8 +286,8 @@ def _dlpack(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     stream, device = kwargs.get("stream", -1), kwargs.get("dl_device")
     if stream != -1:
-        other = torch.cuda.default_stream() if stream in (None, 1) else torch.cuda.ExternalStream(stream)
-        other.wait_stream(torch.cuda.current_stream())
+        other = default_stream() if stream in (None, 1) else ExternalStream(stream)
+        other.wait_stream(current_stream())
     if device is not None and device[0] == DLDeviceType.kDLCPU:
         tensor = _download(watch, TorchCall(Tensor.cpu, (tensor,), {}), "copy-to-host")
     elif kwargs.get("copy"):
