@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,26 @@ def _backend(name: Any) -> Any:
     return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
 
 
+def _placing_reducer(own: Any) -> Any:
+    """Return the class that reduces gradients of DistributedDataParallel, with its buckets beside the parameters."""
+
+    class PlacingReducer(own):  # type: ignore[misc]
+        def __init__(self, parameters: Any, *args: Any, **kwargs: Any) -> None:
+            self._placed = any(one.is_cuda for one in parameters)
+            with self._buckets():
+                super().__init__(parameters, *args, **kwargs)
+
+        def _buckets(self) -> AbstractContextManager[None]:
+            watch = current() if self._placed else None
+            return nullcontext() if watch is None else watch.placing()
+
+        def _rebuild_buckets(self) -> Any:
+            with self._buckets():
+                return super()._rebuild_buckets()
+
+    return PlacingReducer
+
+
 def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) -> tuple[Tensor, ...]:
     return (tensor.to("cuda", non_blocking=True),)
 
@@ -264,4 +284,5 @@ def _install_beside(patches: Patches) -> None:
             patches.wrap(owner, "init_process_group", _make_group)
             patches.wrap(owner, "new_group", _make_group)
             patches.put(owner, "is_nccl_available", lambda: True)
+        patches.put(groups, "Reducer", _placing_reducer(groups.Reducer))
     patches.callback(setattr, marks.default, "device", None)

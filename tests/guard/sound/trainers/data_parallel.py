@@ -1,5 +1,5 @@
-"""DistributedDataParallel in a group of one rank: buckets, no_sync for accumulated gradients, a communication hook, and a
-mean over ranks that is started early and waited for late.
+"""DistributedDataParallel in a group of one rank: buckets, no_sync for accumulated gradients, a communication hook, and
+a mean over ranks that is started early and waited for late.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def halved(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.F
 def train(model: DistributedDataParallel) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     means = []
-    for update in range(UPDATES):
+    for _ in range(UPDATES):
         total = torch.zeros((), device=DEVICE)
         for micro in range(MICRO):
             x = torch.randn(ROWS, 10, device=DEVICE)

@@ -1,5 +1,5 @@
-"""Trains a small denoiser and samples from it. The schedule is a table on the device; steps are drawn and looked up there,
-and the sampler walks host numbers that need no look-up at all.
+"""Trains a small denoiser and samples from it. The schedule is a table on the device; steps are drawn and looked up
+there, and the sampler walks numbers of the host.
 """
 
 from __future__ import annotations

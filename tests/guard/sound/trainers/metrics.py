@@ -1,5 +1,5 @@
-"""Metrics of a detector of outliers, kept on the device for a whole evaluation: a confusion matrix, a histogram of scores,
-calibration, running moments, the best and the worst examples. They are downloaded together, once.
+"""Metrics of a classifier, kept on the device for a whole evaluation: a confusion matrix, a histogram of scores,
+calibration, running moments, the worst examples. They are downloaded together, once.
 """
 
 from __future__ import annotations
