@@ -24,6 +24,7 @@ from .callbacks import has_own, of_classes, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
+from .pinned_allocs import allocated
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
@@ -78,7 +79,9 @@ def _to(watch: ThreadState, call: TorchCall) -> Any:
         return _upload(watch, call, device, non_blocking)
     if _GROUPED.search(caller()) and not marks.on_accelerator(source):
         return _run(call)
-    return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
+    if non_blocking and watch.is_device(source) and source.numel():
+        return allocated(watch, lambda: _download(watch, call, ""))
+    return _download(watch, call, "copy-to-host")
 
 
 def _target(watch: ThreadState, call: TorchCall) -> Any:
@@ -134,7 +137,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     if not watch.is_device(source):
         return _run(call)
     TALLY.add("copies")
-    if source.numel():
+    if rule and source.numel():
         watch.flag(rule)
     if marks.on_accelerator(source):
         with watch.silence(to_host=True):
@@ -143,7 +146,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
         return result
     with watch.silence():
         # It may have another type now, and is still on the emulated device.
-        return _host_copy(watch, _run(call), rule == "pinned-alloc")
+        return _host_copy(watch, _run(call), not rule)
 
 
 def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
@@ -246,10 +249,10 @@ def _placed(watch: ThreadState, call: TorchCall) -> Any:
     """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
     kwargs = dict(call.kwargs)
     if kwargs.get("pin_memory"):
-        watch.flag("pinned-alloc")
-        if not marks.has_accelerator():
-            del kwargs["pin_memory"]
-            return marks.pinned_tensor(call.func(*call.args, **kwargs))
+        if marks.has_accelerator():
+            return allocated(watch, lambda: _run(call))
+        del kwargs["pin_memory"]
+        return allocated(watch, lambda: marks.pinned_tensor(call.func(*call.args, **kwargs)))
     if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
         return _run(call)
     kwargs["device"] = CPU
@@ -267,15 +270,15 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
+    def pinned() -> Tensor:
+        with watch.silence(to_host=True):
+            return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+
     # A DataLoader's batches are freed as fast as they are made, so the allocator has a block for each.
-    if not caller().endswith(_LOADERS):
-        watch.flag("pinned-alloc")
-    with watch.silence(to_host=True):
-        return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+    return pinned() if caller().endswith(_LOADERS) else allocated(watch, pinned)
 
 
 def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
-    watch.flag("record-stream")
     return _run(call) if marks.has_accelerator() else None
 
 

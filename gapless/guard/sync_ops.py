@@ -139,7 +139,7 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     target = kwargs.get("device")
     if target is None or marks.names_device(target) or marks.is_meta(target) or not marks.on_accelerator(args[0]):
         return None
-    return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
+    return None if kwargs.get("non_blocking") else "copy-to-host"
 
 
 _CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (

@@ -1,5 +1,5 @@
-"""A whole training step in a CUDA graph: warmed up on a side stream, captured once, and replayed for each batch. Batches
-are copied into the graph's own input through a ring of pinned buffers.
+"""A whole training step in a CUDA graph: warmed up on a side stream, captured once, and replayed for each batch.
+Batches are copied into the graph's own input through a ring of pinned buffers.
 """
 
 from __future__ import annotations

@@ -39,12 +39,8 @@ class Offload:
         return host
 
     def pack(self, saved: Tensor) -> Tensor | Stored:
-        if (
-            not saved.is_cuda
-            or saved.numel() < SMALLEST
-            or isinstance(saved, nn.Parameter)
-            or not saved.is_contiguous()
-        ):
+        small = saved.numel() < SMALLEST or not saved.is_contiguous()
+        if small or not saved.is_cuda or isinstance(saved, nn.Parameter):
             return saved
         host, arrived = self._buffer(saved), torch.cuda.Event()
         self.out.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Differentially private training: gradients of each sample by torch.func, clipped one by one, summed, and made noisy."""
+"""Trains with differential privacy: gradients of each sample by torch.func, clipped one by one, summed, made noisy."""
 
 import torch
 from torch import nn

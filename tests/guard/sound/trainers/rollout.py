@@ -63,10 +63,11 @@ def collect(agent: Agent, world: Walk) -> tuple[Tensor, ...]:
             noise = torch.rand(logits.shape, generator=world.generator, device=DEVICE).clamp_(min=1e-6)
             action = (logits - (-noise.log()).log()).argmax(-1)
             reward, done = world.step(action.bool())
-            for part, into in zip(
-                (now, action, reward, done, value), (seen, actions, rewards, ends, values), strict=True
-            ):
-                into.append(part)
+            seen.append(now)
+            actions.append(action)
+            rewards.append(reward)
+            ends.append(done)
+            values.append(value)
         last = agent(world.observe())[1]
     return *(torch.stack(one) for one in (seen, actions, rewards, ends, values)), last
 
