@@ -271,8 +271,6 @@ class Flow(ast.NodeVisitor):
             self._note_call(target, node)
         if isinstance(node.func, ast.Attribute):
             self._note_method(node.func, node)
-        elif self.names.dotted(node.func) == "torch.set_default_device":
-            self.facts.default_device = MIXED
 
     def _note_call(self, target: str, node: ast.Call) -> None:
         if self.is_hot and not self.is_set_up:
@@ -287,7 +285,9 @@ class Flow(ast.NodeVisitor):
         dotted = self.names.dotted(func)
         if dotted == "torch.set_default_device":
             placed = self.names.device(node.args[0] if node.args else None)
-            self.facts.default_device = ON_DEVICE if placed == "gpu" else None
+            self.facts.plain_memory = ON_DEVICE if placed == "gpu" else MIXED
+        elif func.attr == "cudaHostRegister":
+            self.facts.plain_memory = IS_PINNED
         elif func.attr in _FILLERS and node.args:
             given = self.names.of(node.args[-1])
             self._fill(func.value, given.item if func.attr == "extend" else given)

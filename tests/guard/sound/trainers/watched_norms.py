@@ -78,8 +78,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen = []
     for step in range(STEPS):
-        x = torch.randn(10, 16, device=DEVICE)
-        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(-1))
+        # Backward hooks of the first layer need a gradient that goes through it.
+        x = torch.randn(10, 16, device=DEVICE, requires_grad=True)
+        loss = nn.functional.cross_entropy(model(x), x.detach()[:, :4].argmax(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
