@@ -45,7 +45,7 @@ def _read(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 def read_rule(watch: ThreadState, tensor: Tensor) -> str:
     """Return host-read, or host-size when the tensor is the result of the last reduction."""
     reduced = watch.reduced()
-    return "host-size" if reduced is not None and reduced is tensor.untyped_storage() else "host-read"
+    return "host-size" if reduced is not None and reduced is marks.owner_of(tensor) else "host-read"
 
 
 def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:

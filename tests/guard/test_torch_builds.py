@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from gapless import guard
-from gapless.guard.emulate import NotEmulatedError, emulated_cuda, refusal_of
+from gapless.guard.emulate import emulated_cuda
+from gapless.guard.refusals import NotEmulatedError, refusal_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
