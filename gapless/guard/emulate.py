@@ -113,6 +113,24 @@ def _location(original: Any, storage: Any) -> Any:
     return "cuda:0" if tensor in marks.DEVICE_TENSORS else original(storage)
 
 
+def _taken(original: Any, capsule: Any) -> Tensor:
+    """Replace the import by dlpack: marked memory is the same as before, and no other storage over it."""
+    made: Tensor = original(capsule)
+    storage = made.untyped_storage()
+    owner = marks.DEVICE_TENSORS.covering(storage) or marks.PINNED.covering(storage)
+    if owner is None:
+        return made
+    offset = (made.data_ptr() - owner.data_ptr()) // made.itemsize
+    return made.new_empty(0).set_(owner, offset, made.shape, made.stride())
+
+
+def _to_numpy(original: Any, tensor: Any, /, **kwargs: Any) -> Any:
+    """Replace `numpy.from_dlpack`, which takes no memory of a device."""
+    if isinstance(tensor, Tensor) and tensor.is_cuda and kwargs.get("device") is None:
+        raise BufferError("Unsupported device in DLTensor.")
+    return original(tensor, **kwargs)
+
+
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `storage.cuda()`."""
     return _place(storage.clone())
@@ -246,6 +264,8 @@ def _install_beside(patches: Patches) -> None:
         patches.hide(torch._C, name)
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
+    patches.wrap(torch._C, "_from_dlpack", _taken)
+    patches.wrap(np, "from_dlpack", _to_numpy)
     patches.put(torch, "Stream", streams.EmulatedStream)
     patches.put(torch, "Event", streams.AnyEvent)
     patches.put(torch, "Generator", device.EmulatedGenerator)

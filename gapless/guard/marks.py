@@ -84,12 +84,8 @@ class Marks:
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
 
-
-class PinnedMarks(Marks):
-    """The storages of pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
-
     def covering(self, storage: Any) -> Any:
-        """Return the pinned storage whose memory holds that of this one, or None."""
+        """Return the marked storage whose memory holds that of this one, or None."""
         if storage.resizable():
             return None  # its memory is its own
         low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -107,7 +103,8 @@ def _end(storage: torch.UntypedStorage) -> int:
 DEVICE_TENSORS = Marks()
 HOST_COPIES = Marks()
 """Host copies of device tensors: a predicate does not apply to them."""
-PINNED = PinnedMarks()
+PINNED = Marks()
+"""Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
 def device_tensor(value: T) -> T:
@@ -182,6 +179,16 @@ def names_device(device: Any) -> bool:
         return True
     parsed = torch.device(device) if isinstance(device, str) else device
     return parsed.type not in _HOST_TYPES or parsed.index is not None
+
+
+def is_meta(device: Any) -> bool:
+    """Return whether a `device=` argument names the one whose tensors have no memory."""
+    return not isinstance(device, int) and torch.device(device).type == "meta"
+
+
+def is_fake_type(kind: type) -> bool:
+    """Return whether tensors of this type have no memory. Its module is imported where a program has them."""
+    return kind.__name__ == "FakeTensor"
 
 
 def must_emulate(device: Any) -> bool:

@@ -147,14 +147,14 @@ class WatchedBuffers:
             low = tensor.data_ptr()
         except RuntimeError:
             return None
+        if not low:
+            return None  # empty, or on no device
         if tensor.is_contiguous():
             high = low + tensor.nbytes
             region: Extent = low, high, None, None
         else:
             region = _with_gaps(tensor, low)
             high = region[1]
-        if low == high:
-            return None
         storage = tensor.untyped_storage()
         buffer: Buffer | None = getattr(storage, _BUFFER, None)
         # A buffer that another checker left, or from before the storage was resized, does not count.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from . import race_index, race_ops
+from . import marks, race_index, race_ops
 from .race_agents import Actor, Agent
 from .race_buffers import Buffer, Checksum, region_of, region_of_array
 from .race_cuda import CudaWatch
@@ -222,7 +222,7 @@ class RaceChecker(RaceState):
             if site < 0:
                 site = self.sites.here(2, host.label)
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                place = self.buffers.place(tensor, site) if isinstance(tensor, Tensor) else None
+                place = self.buffers.place(tensor, site) if type(tensor) is Tensor or _has_memory(tensor) else None
                 if place is None or place[0].shadow.owner:
                     continue  # a tensor that existed before has been touched
                 buffer, region = place
@@ -310,6 +310,10 @@ class RaceChecker(RaceState):
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self.note_race(actor, buffer, kind, site, one) for one in conflicts])
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and not marks.is_fake_type(type(value))
 
 
 def _region(what: Any) -> Extent | None:

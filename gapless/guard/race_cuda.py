@@ -116,6 +116,8 @@ class CudaWatch:
         sides = [self.is_device(tensor) for tensor in used]
         host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
         to = kwargs.get("device")
+        if to is not None and marks.is_meta(to):
+            return False
         if to is not None:
             sides.append(torch.device(to).type == "cuda")
         if len(set(sides)) < 2:

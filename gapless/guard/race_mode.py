@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from . import marks
 from .patches import holding, leave_uncompiled
 from .race_checker import RaceChecker
 from .race_ops import OperatorPlan
@@ -40,13 +41,25 @@ def _dispatch(
 ) -> Any:
     if types and any(map(is_traceable_wrapper_subclass_type, types)):
         return NotImplemented  # as in SyncOps
-    return _watched(self.checker, _run, func, args, kwargs or {})
+    if types and any(map(marks.is_fake_type, types)):
+        return func(*args, **kwargs or {})
+    return _watched(self.checker, _whole, _run, func, args, kwargs or {})
 
 
-def _watched(checker: RaceChecker, run: RunOp, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+def _whole(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
+    return False
+
+
+Opens = Callable[[Any, Sequence[Any], Any], bool]
+"""Returns whether a call of an operator that is not torch's own is seen from the inside."""
+
+
+def _watched(
+    checker: RaceChecker, opens: Opens, run: RunOp, func: Any, args: Sequence[Any], kwargs: Any
+) -> Any:  # fmt: skip
     """Run an operator, reported to the checker before and after it."""
     plan = checker.plans.get(id(func)) or checker.plan(func)
-    if not checker.active or plan.is_idle:
+    if not checker.active or plan.is_idle or (plan.custom and opens(func, args, kwargs)):
         return run(func, args, kwargs)
     if _functions_watched():
         return _quietly(checker, plan, run, args, kwargs)
@@ -79,5 +92,5 @@ def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
     if any(isinstance(one, (RaceMode, SyncOps)) and one.checker is checker for one in modes):
         return nullcontext()
     if modes and isinstance(modes[-1], SyncOps) and modes[-1].around is None:
-        return holding(modes[-1], around=partial(_watched, checker), checker=checker)
+        return holding(modes[-1], around=partial(_watched, checker, modes[-1].opens), checker=checker)
     return RaceMode(checker)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import marks, sync_cuda
+from . import callbacks, marks, operators, sync_cuda
 from .patches import holding
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
@@ -34,7 +34,9 @@ class Region(Scope, ContextDecorator):
             watch = ThreadState()
             sync_cuda.install(watch)
             ops = watch.modes.enter_context(SyncOps(watch))
-            watch.modes.enter_context(SyncCalls(watch, ops))
+            watch.modes.enter_context(callbacks.watched())
+            watch.calls = watch.modes.enter_context(SyncCalls(watch, ops))
+            watch.modes.enter_context(operators.registrations.held())
             local.watch = watch
         watch.scopes.append(self)
         watch.settle()

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils.dlpack import DLDeviceType
 
 from . import marks
+from .callbacks import has_own, of_classes, watched_function
 from .emulate import refusal_of
+from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
-from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
+from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
@@ -65,6 +69,9 @@ def _to(watch: ThreadState, call: TorchCall) -> Any:
     source, device = call.args[0], _target(watch, call)
     if device is None:
         return _run(call)
+    if marks.is_meta(device):
+        with Unseen():  # it copies nothing
+            return _run(call)
     non_blocking = _wants_non_blocking(call)
     if marks.names_device(device):
         return _upload(watch, call, device, non_blocking)
@@ -271,7 +278,34 @@ def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
     return _run(call) if marks.has_accelerator() else None
 
 
+def _dlpack(watch: ThreadState, call: TorchCall) -> Any:
+    """Export a device tensor's memory, or a copy of it: the consumer's stream comes after the current one."""
+    tensor, kwargs = call.args[0], call.kwargs
+    if not watch.is_device(tensor) or marks.has_accelerator():
+        return _run(call)
+    stream, device = kwargs.get("stream", -1), kwargs.get("dl_device")
+    if stream != -1:
+        other = torch.cuda.default_stream() if stream in (None, 1) else torch.cuda.ExternalStream(stream)
+        other.wait_stream(torch.cuda.current_stream())
+    if device is not None and device[0] == DLDeviceType.kDLCPU:
+        tensor = _download(watch, TorchCall(Tensor.cpu, (tensor,), {}), "copy-to-host")
+    elif kwargs.get("copy"):
+        tensor = marks.device_tensor(tensor.clone())
+    return tensor.__dlpack__(max_version=kwargs.get("max_version"))
+
+
+def _dlpack_device(watch: ThreadState, call: TorchCall) -> Any:
+    on_device = watch.is_device(call.args[0]) and not marks.has_accelerator()
+    return (DLDeviceType.kDLCUDA, 0) if on_device else _run(call)
+
+
 # Other calls.
+
+
+def _calling(watch: ThreadState, call: TorchCall) -> Any:
+    """Run a function of torch that is given functions of the user's to call."""
+    kwargs = {name: watched_function(value) for name, value in call.kwargs.items()}
+    return call.func(*map(watched_function, call.args), **kwargs)
 
 
 def _split_at(watch: ThreadState, call: TorchCall) -> Any:
@@ -306,6 +340,14 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     return _placed(watch, call)
 
 
+def _composite(watch: ThreadState, call: TorchCall) -> Any:
+    """Run an operator that is made of others, whose body is the user's code."""
+    body = composite(call.func)
+    assert body is not None
+    with watch.called_back():
+        return body(*call.args, **call.kwargs)
+
+
 def _asked(answer: Callable[[torch.device], Any]) -> CallHandler:
     """Return the handler of a question about the place of a tensor."""
     return lambda watch, call: answer(_device_of(watch, call.args[0]))
@@ -337,11 +379,15 @@ _HANDLERS: dict[Any, CallHandler] = {
     Tensor.record_stream: _record_stream,
     Tensor.new_tensor: _new_tensor,
     Tensor.__deepcopy__: _deep_copy,
+    Tensor.__dlpack__: _dlpack,
+    Tensor.__dlpack_device__: _dlpack_device,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
     torch.nn.functional.ctc_loss: _lengths,
     torch.sparse_coo_tensor: _sparse,
+    torch.nn.functional.triplet_margin_with_distance_loss: _calling,
+    torch.lobpcg: _calling,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
@@ -368,6 +414,9 @@ class SyncCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watch = self._watch
+        # Python's getters give the class of a plain tensor, too.
+        if types and types[0] is not Tensor and types[0] is not Parameter and has_own(types):
+            return of_classes(watch, func, types, args, kwargs)
         outer = watch.call
         if outer is None and watch.by_marks and not watch.quiet:
             short = SHORT_CALLS.get(func)
@@ -383,6 +432,8 @@ class SyncCalls(TorchFunctionMode):
         default = marks.default.device
         if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
             handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
+        if type(func) in OPERATORS and composite(func):
+            handler = _composite
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer
         if outer is None or handler is not None:

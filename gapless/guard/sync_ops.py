@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from . import marks
+from .callbacks import of_dispatch_classes, takes_apart
+from .emulate import refusal_of
+from .operators import TORCHS, bodies, composite
 from .patches import leave_uncompiled
-from .watch import ThreadState
+from .watch import ThreadState, TorchCall
 from .watched import TALLY
 
 Args = Sequence[Any]
@@ -132,7 +137,7 @@ def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     """Check conversions inside other calls. An emulated device tensor really is on the CPU, and stays there."""
     target = kwargs.get("device")
-    if target is None or marks.names_device(target) or not marks.on_accelerator(args[0]):
+    if target is None or marks.names_device(target) or marks.is_meta(target) or not marks.on_accelerator(args[0]):
         return None
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
@@ -183,13 +188,12 @@ class Op(NamedTuple):
     reduces: bool
     view: bool
     """Whether it is a view of one tensor, which is never wrong: the result is a device tensor if the argument is."""
-    composite: bool
-    """Whether it is made of other operators, which are what counts. Inference mode alone shows it whole."""
+    opens: bool
+    """Whether it may be made of other operators, which are what counts then."""
+    foreign: bool
+    """Whether it is not torch's own."""
     func: Any
     """Held, so that its id stays its own."""
-
-
-_TORCHS = ("aten::", "prim::", "prims::")
 
 
 def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
@@ -203,17 +207,18 @@ def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator, whose arguments are functions and their arguments
-        return Op(_always(""), True, False, False, False, func)
+        return Op(_always(""), True, False, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
-    if check is None and not schema.name.startswith(_TORCHS) and not func._can_decompose():
+    plain, foreign = full in _PLAIN, not schema.name.startswith(TORCHS)
+    if check is None and foreign and not func._can_decompose():
         check = _foreign
-    plain = full in _PLAIN
     fresh = plain or any(value.alias_info is None for value in schema.returns)
-    composite = not plain and check is None and bool(func._can_decompose())
+    # Inference mode alone shows torch's own composites whole.
+    opens = not plain and (check is None or foreign) and (foreign or bool(func._can_decompose()))
     tensors = sum("Tensor" in str(argument.type) for argument in schema.arguments)
-    view = not fresh and not composite and check is None and tensors == 1
-    return Op(check, fresh, schema.name in _REDUCTIONS, view, composite, func)
+    view = not fresh and not opens and check is None and tensors == 1
+    return Op(check, fresh, schema.name in _REDUCTIONS, view, opens, foreign, func)
 
 
 _OPS: dict[int, Op] = {}
@@ -241,11 +246,31 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # DTensor and such take their tensors out and call operators on them, which come here
+        if types:
+            if takes_apart(types):
+                return of_dispatch_classes(self, self._watch, TorchCall(func, args, kwargs or {}), types)
+            if any(map(is_traceable_wrapper_subclass_type, types)):
+                return NotImplemented  # DTensor takes its tensors out and calls operators on them, which come here
+            if any(map(marks.is_fake_type, types)):
+                return func(*args, **kwargs or {})
+        return self._alone(func, args, kwargs or {}) if _functions_watched() else self._seen(func, args, kwargs or {})
+
+    def _alone(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Run an operator that no function of torch has called, as the backward's: function modes are on."""
+        try:
+            # Asking a tensor for its storage must not pass through one.
+            with torch._C.DisableTorchFunction():
+                return self._seen(func, args, kwargs)
+        except RuntimeError as error:
+            refusal = None if self._watch.real else refusal_of(error, str(func))
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    def _seen(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         if self.around is None:
-            return self._checked(func, args, kwargs or {})
-        return self.around(self._checked, func, args, kwargs or {})
+            return self._checked(func, args, kwargs)
+        return self.around(self._checked, func, args, kwargs)
 
     def _checked(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
@@ -254,11 +279,14 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = _OPS[id(func)] = describe(func)
         if op.view:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if op.composite:
-            with self:
-                return func.decompose(*args, **kwargs)
-        if kwargs and not watch.real and marks.names_device(kwargs.get("device")):
-            return self._placed(func, args, kwargs)
+        if op.opens and (inside := self._inside(op, args, kwargs)):
+            with self, watch.called_back() if op.foreign else nullcontext():
+                return inside(*args, **kwargs)
+        if kwargs and not watch.real and (place := kwargs.get("device")) is not None:
+            if marks.names_device(place):
+                return self._placed(func, args, kwargs)
+            if marks.is_meta(place):
+                return func(*args, **kwargs)
         device, host, tensors = _sides(watch, args, kwargs)
         if device and not watch.quiet:
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
@@ -270,6 +298,22 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = weakref.ref(out.untyped_storage())
         return out
+
+    def opens(self, func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
+        """Return whether an emulated device's part in this operator is all seen inside of it, so that none is outside.
+
+        On a GPU it may launch kernels of its own, of which its schema alone says what they touch.
+        """
+        op = _OPS.get(id(func)) or describe(func)
+        return op.opens and not self._watch.real and self._inside(op, args, kwargs) is not None
+
+    def _inside(self, op: Op, args: Args, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """Return what the operator runs, if that is made of operators or is a function of Python."""
+        func = op.func
+        if op.check is None:
+            return composite(func) or func.decompose
+        on_device = _sides(self._watch, args, kwargs)[0] or any(map(_is_place, (*args, *kwargs.values())))
+        return bodies(func).choose(func.name(), on_device)
 
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""
@@ -285,6 +329,10 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 leave_uncompiled(SyncOps.__torch_dispatch__)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, torch.device) and marks.names_device(value)
 
 
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
@@ -312,6 +360,8 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
 def _makes_on_device(watch: ThreadState) -> bool:
     """Return whether the user's call names a device or has a device tensor, so that its result is on the device."""
     call = watch.call
+    if call is None or isinstance(call.func, torch._ops.OpOverload):
+        call = watch.within or call  # made by torch, and perhaps passed on by a class or mode of the user's
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 

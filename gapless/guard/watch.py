@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
+from torch._C import _EnableTorchFunction
+from torch._C import _is_torch_function_all_disabled as _are_functions_off
+from torch.overrides import _get_current_function_mode_stack as _function_modes
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -66,6 +69,10 @@ class ThreadState:
         self.allowed: str | None = None
         """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
+        self.calls: Any = None
+        """The function mode of this thread's regions."""
+        self.within: TorchCall | None = None
+        """The call from inside which torch calls the user's code back, while it does so."""
         self.quiet = 0
         """Nothing is reported while this is above 0: what happens is part of something reported already."""
         self.to_host = False
@@ -137,6 +144,18 @@ class ThreadState:
             yield
         finally:
             self.quiet, self.to_host = quiet, host
+
+    @contextmanager
+    def called_back(self) -> Iterator[None]:
+        """Watch code that torch calls from inside a call as if the program itself had called it.
+
+        A function mode is off while its own handler runs, and so it is in all that the handler calls.
+        """
+        state = holding(self, call=None, within=self.call or self.within, to_host=False, to_device=False)
+        with state, _EnableTorchFunction() if _are_functions_off() else nullcontext():
+            # On already in what torch calls back from inside the backward of another call.
+            with nullcontext() if self.calls in _function_modes() else self.calls:
+                yield
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""
