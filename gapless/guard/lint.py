@@ -8,17 +8,10 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .lint_kinds import (
-    Kind,
-    Names,
-    gather,
-    imported,
-    is_cpu,
-    keyword,
-    pins,
-    says_true,
-    target_device,
-)
+from .lint_facts import gather
+from .lint_flow import Flow, is_set_up, known_names
+from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
+from .lint_names import FACTORIES, REDUCTIONS, Names
 from .report import Finding, SyncReport, as_text
 from .report_files import as_dict, check_files, write_files
 from .sites import Frame
@@ -28,26 +21,28 @@ from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
 
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
+_SIZED = ("arange", "full", "zeros", "ones", "empty", "linspace", "randint", "randperm")
 _COUNTED = ("bincount", "unique", "unique_consecutive")
 # One query is no poll.
 _CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES) if rule != "event-poll"}
 _CALLS["torch.cuda.graph"] = "graph-capture"
 
 
-class Linter(ast.NodeVisitor):
-    """Walks one file in the order of its statements."""
+class Linter(Flow):
+    """Walks one file in the order of its statements, and reports."""
 
     def __init__(self, path: str, names: Names, report: SyncReport) -> None:
+        super().__init__(names)
         self._path = path
-        self._names = names
         self._report = report
-        self._functions: list[str] = []
         self._allowed: str | None = None
         """The reason of the innermost `with allow(...)`."""
 
     def _found(self, rule: str, node: ast.expr | ast.stmt) -> None:
+        if any(is_set_up(name) for name in self.functions):
+            return
         entry = RULES[rule]
-        function = ".".join(self._functions) or "<module>"
+        function = ".".join(self.functions) or "<module>"
         line = ast.unparse(node).split("\n")[0]
         finding = Finding(
             "lint", rule, line if len(line) < 80 else line[:77] + "...", entry.why, entry.instead,
@@ -57,100 +52,45 @@ class Linter(ast.NodeVisitor):
         comments = (comment_at(Frame(self._path, number, function)) for number in lines)
         self._report.add(finding, next(filter(None, comments), self._allowed))
 
-    # Names.
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for part in (*node.decorator_list, *node.args.defaults):
-            self.visit(part)
-        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        self._names.scopes.append({arg.arg: self._names.annotated(arg.annotation) for arg in arguments})
-        self._functions.append(node.name)
-        for statement in node.body:
-            self.visit(statement)
-        self._functions.pop()
-        self._names.scopes.pop()
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._functions.append(node.name)
-        self.generic_visit(node)
-        self._functions.pop()
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.visit(node.value)
-        kind = self._names.of(node.value)
-        for target in node.targets:
-            if isinstance(target, ast.Subscript):
-                self._check_store(target, node.value, node)
-            else:
-                self._names.bind(target, kind)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-            kind = self._names.of(node.value)
-            self._names.bind(node.target, kind if kind.place else self._names.annotated(node.annotation))
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self.visit(node.value)
-        self._names.bind(node.target, self._names.of(node.value))
-
-    def visit_For(self, node: ast.For) -> None:
-        self._bind_items(node)
-        for statement in (*node.body, *node.orelse):
-            self.visit(statement)
-
-    def _bind_items(self, node: ast.For | ast.comprehension) -> None:
-        """Give the target the kind of an item of the iterable."""
-        self.visit(node.iter)
-        kind = self._names.of(node.iter)
-        self._names.bind(node.target, Kind(kind.place) if kind.tensor else Kind())
-
-    def visit_With(self, node: ast.With) -> None:
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         outer = self._allowed
         for item in node.items:
-            self.visit(item.context_expr)
             self._allowed = _allow_reason(item.context_expr) or self._allowed
-        for statement in node.body:
-            self.visit(statement)
+        super().visit_With(node)
         self._allowed = outer
 
-    def visit_comprehension(self, node: ast.comprehension) -> None:
-        self._bind_items(node)
-        for test in node.ifs:
-            self.visit(test)
-
-    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        self._names.scopes.append({})
-        for generator in node.generators:
-            self.visit(generator)
-        for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
-            self.visit(part)
-        self._names.scopes.pop()
-
-    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+    visit_AsyncWith = visit_With
 
     # Conditions and texts.
 
-    def visit_If(self, node: ast.If | ast.While | ast.IfExp | ast.Assert) -> None:
-        self._check_condition(node.test)
+    def visit_IfExp(self, node: ast.IfExp | ast.Assert) -> None:
+        self.check_condition(node.test)
         self.generic_visit(node)
 
-    visit_While = visit_IfExp = visit_Assert = visit_If
+    visit_Assert = visit_IfExp
 
-    def _check_condition(self, test: ast.expr) -> None:
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        for value in node.values[:-1]:
+            self.check_condition(value)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self.check_condition(node.operand)
+        self.generic_visit(node)
+
+    def check_condition(self, test: ast.expr) -> None:
         if isinstance(test, ast.BoolOp):
             for value in test.values:
-                self._check_condition(value)
+                self.check_condition(value)
         elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            self._check_condition(test.operand)
+            self.check_condition(test.operand)
         # `if self.bias:` over an optional tensor would be wrong, but is far more often a list or a flag of that name.
-        elif self._names.of(test).on_device and not isinstance(test, ast.Attribute):
+        elif self.names.of(test).on_device and not isinstance(test, ast.Attribute):
             self._found("host-read", test)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
-        if self._names.of(node.value).on_device:
+        if self.names.of(node.value).on_device:
             self._found("host-read", node.value)
         self.generic_visit(node)
 
@@ -158,44 +98,47 @@ class Linter(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         self.generic_visit(node)
-        if isinstance(node.ctx, ast.Load) and self._names.of(node.value).on_device:
+        if isinstance(node.ctx, ast.Load) and self.names.of(node.value).on_device:
             for index in _indices(node.slice):
                 self._check_index(node, index)
-                if self._names.of(index).mask and self._names.of(index).on_device:
+                if self.names.of(index).mask and self.names.of(index).on_device:
                     self._found("mask-index", node)
 
     def _check_index(self, node: ast.Subscript, index: ast.expr) -> None:
+        kind = self.names.of(index)
         if isinstance(index, ast.Slice):
-            if any(self._names.of(bound).on_device for bound in (index.lower, index.upper, index.step)):
+            if any(self.names.of(bound).on_device for bound in (index.lower, index.upper, index.step)):
                 self._found("host-index", node)
-        elif isinstance(index, ast.List) or (self._names.of(index).on_host and not self._names.of(index).mask):
+        elif isinstance(index, ast.List) or (kind.on_host and not kind.mask):
             self._found("index-by-host", node)
 
-    def _check_store(self, target: ast.Subscript, value: ast.expr, node: ast.stmt) -> None:
+    def check_store(self, target: ast.Subscript, value: ast.expr, node: ast.stmt) -> None:
         self.visit(target.slice)
-        if not self._names.of(target.value).on_device:
+        if not self.names.of(target.value).on_device:
             return
-        indices, number = _indices(target.slice), _is_number(value)
+        indices, number = _indices(target.slice), self.names.of(value).place == "number"
         for index in indices:
             self._check_index(target, index)
-        kinds = [self._names.of(index) for index in indices]
+        kinds = [self.names.of(index) for index in indices]
         if any(kind.mask and kind.on_device for kind in kinds):
             if not (number and len(indices) == 1):
                 self._found("mask-index", node)
         elif any(kind.on_device for kind in kinds):
             if number:
                 self._found("index-put-scalar", node)
-        elif number and len(indices) == 1 and _is_number(indices[0]):
+        elif number and len(indices) == 1 and kinds[0].place == "number":
             self._found("scalar-assign", node)
 
     # Calls.
 
     def visit_Call(self, node: ast.Call) -> None:
-        self.generic_visit(node)
-        dotted = self._names.dotted(node.func)
+        super().visit_Call(node)
+        dotted = self.names.dotted(node.func)
         rules: Iterable[str] = ()
         if dotted.startswith("torch."):
             rules = self._torch_rules(node, dotted)
+        elif dotted.startswith("math.") and node.args:
+            rules = self._builtin_rules("float", node.args[0])
         elif isinstance(node.func, ast.Attribute):
             rules = self._method_rules(node, node.func)
         elif isinstance(node.func, ast.Name) and node.args:
@@ -204,7 +147,8 @@ class Linter(ast.NodeVisitor):
             self._found(rule, node)
 
     def _builtin_rules(self, name: str, argument: ast.expr) -> Iterator[str]:
-        if not self._names.of(argument).on_device:
+        kind = self.names.of(argument)
+        if not (kind.on_device or (kind.place == "moved" and name in ("int", "float", "range"))):
             return
         if name in ("int", "float") and _is_size(argument):
             yield "host-size"
@@ -215,39 +159,75 @@ class Linter(ast.NodeVisitor):
 
     def _torch_rules(self, node: ast.Call, dotted: str) -> Iterator[str]:
         module, _, name = dotted.rpartition(".")
-        first = self._names.of(node.args[0]) if node.args else Kind()
+        first = self.names.of(node.args[0]) if node.args else NO_KIND
         placed = keyword(node, "device")
-        if pins(node):
+        makes = module == "torch" and (name in FACTORIES or name.endswith("_like"))
+        if makes and pins(node) and (self.is_hot or (name == "tensor" and self.functions)):
             yield "pinned-alloc"
+        if name == "clip_grad_norm_" and says_true(keyword(node, "error_if_nonfinite")):
+            yield "host-read"
         if dotted in _CALLS:
-            yield _CALLS[dotted]
+            if not self._of_the_host(node):
+                yield _CALLS[dotted]
         elif module == "torch" and name in ("tensor", "as_tensor") and placed is not None:
-            if not is_cpu(placed) and not first.on_device:
+            if self.names.device(placed) == "gpu" and not first.on_device and first.place not in ("moved", "mixed"):
                 yield "list-to-device"
-        elif module == "torch" and first.on_device:
+        elif makes and name in _SIZED and any(self.names.of(arg).on_device for arg in node.args):
+            yield "host-read"
+        elif first.on_device and (module == "torch" or name == "one_hot"):
             yield from self._shared_rules(name, node, node.args[1:], one_argument=len(node.args) == 1)
 
+    def _of_the_host(self, node: ast.Call) -> bool:
+        """Whether a collective is one of a group of the host, by the group's name."""
+        given = [*node.args, *(word.value for word in node.keywords if word.arg == "group")]
+        names = (one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in given)
+        return any("cpu" in name or "gloo" in name for name in names)
+
     def _method_rules(self, node: ast.Call, func: ast.Attribute) -> Iterator[str]:
-        base, name = self._names.of(func.value), func.attr
-        if name == "synchronize" and not node.args:
+        base, name = self.names.of(func.value), func.attr
+        if name == "synchronize" and not node.args and not self.names.target(node):
             yield "event-wait"
-        elif name in ("record_stream", "capture_begin"):
-            yield name.replace("_", "-") if name == "record_stream" else "graph-capture"
+        elif name == "capture_begin":
+            yield "graph-capture"
         elif name in ("to", "cuda") and base.tensor:
-            yield from _placing(node, name, base)
-        elif name == "pin_memory" and base.tensor:
+            yield from self._placing(node, name, base)
+        elif name == "copy_" and base.tensor and node.args:
+            yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
+        elif name == "pin_memory" and base.tensor and (self.is_hot or self.functions):
             yield "pinned-alloc"
-        elif base.on_device:
-            if name in ("item", "tolist"):
-                yield "host-size" if _is_size(func.value) else "host-read"
-            elif name in ("cpu", "numpy"):
-                yield "copy-to-host"
-            elif name == "new_tensor":
-                yield "list-to-device"
-            elif name == "type" and node.args and "Tensor" in ast.unparse(node.args[0]):
-                yield "type-hop"
-            else:
-                yield from self._shared_rules(name, node, node.args, one_argument=False)
+        elif base.on_device or (base.place == "moved" and name in ("item", "tolist")):
+            yield from self._reading_rules(node, func, base)
+        elif name == "cpu" and not base.place and _is_reduced(func.value):
+            yield "copy-to-host"
+
+    def _reading_rules(self, node: ast.Call, func: ast.Attribute, base: Kind) -> Iterator[str]:
+        name = func.attr
+        if name in ("item", "tolist"):
+            yield "host-size" if _is_size(func.value) else "host-read"
+        elif name == "cpu" or (name == "numpy" and base.place == "device"):
+            yield "copy-to-host"
+        elif name == "new_tensor":
+            yield "list-to-device"
+        elif name == "type" and node.args and "Tensor" in ast.unparse(node.args[0]):
+            yield "type-hop"
+        else:
+            yield from self._shared_rules(name, node, node.args, one_argument=False)
+
+    def _placing(self, node: ast.Call, name: str, base: Kind) -> Iterator[str]:
+        target = self.names.target_device(node)
+        if target is None and name == "to":
+            return
+        place = "gpu" if target is None or name == "cuda" else self.names.device(target)
+        given = keyword(node, "non_blocking")
+        asynchronous = says_true(given)
+        if place == "cpu":
+            if base.on_device and (asynchronous or says_false(given)):
+                yield "pinned-alloc" if asynchronous else "copy-to-host"
+        elif place == "gpu" and base.on_host:
+            if base.place == "host" and asynchronous:
+                yield "pageable-async"
+            elif says_false(given):
+                yield "upload"
 
     def _shared_rules(self, name: str, node: ast.Call, rest: Sequence[ast.expr], one_argument: bool) -> Iterator[str]:
         """Check what can be called as a function and as a method; `rest` holds the arguments after the tensor."""
@@ -257,36 +237,38 @@ class Linter(ast.NodeVisitor):
             yield "counted-size"
         elif name in ("equal", "allclose", "is_nonzero"):
             yield "host-read"
-        elif name == "tensor_split" and rest and self._names.of(rest[0]).on_device:
+        elif name == "one_hot" and not rest and keyword(node, "num_classes") is None:
+            yield "host-size"
+        elif name == "tensor_split" and rest and self.names.of(rest[0]).on_device:
             yield "device-split"
         elif name == "repeat_interleave" and keyword(node, "output_size") is None:
             repeats = rest[0] if rest else keyword(node, "repeats")
-            if self._names.of(repeats).tensor or (one_argument and repeats is None):
+            if self.names.of(repeats).tensor or (one_argument and repeats is None):
                 yield "repeat-interleave"
 
 
-def _placing(node: ast.Call, name: str, base: Kind) -> Iterator[str]:
-    target = target_device(node)
-    if target is None and name == "to":
-        return
-    asynchronous = says_true(keyword(node, "non_blocking"))
-    if target is not None and is_cpu(target):
-        if base.on_device:
-            yield "pinned-alloc" if asynchronous else "copy-to-host"
-    elif base.place == "host" and asynchronous:
-        yield "pageable-async"
-    elif base.on_host and not asynchronous:
-        yield "upload"
+def _copying(into: Kind, source: Kind, given: ast.expr | None) -> Iterator[str]:
+    """Check `into.copy_(source, non_blocking=given)`."""
+    blocking, asynchronous = says_false(given), says_true(given)
+    if into.on_host and source.place == "device":
+        if blocking:
+            yield "copy-to-host"
+        elif into.place == "host" and asynchronous:
+            yield "unpinned-download"
+    elif into.place == "device" and source.on_host:
+        if blocking:
+            yield "upload"
+        elif source.place == "host" and asynchronous:
+            yield "pageable-async"
+
+
+def _is_reduced(node: ast.expr) -> bool:
+    """Whether this is a result such as `x.argmax(-1)`: if it has `.cpu()`, it is a tensor."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REDUCTIONS
 
 
 def _indices(node: ast.expr) -> list[ast.expr]:
     return list(node.elts) if isinstance(node, ast.Tuple) else [node]
-
-
-def _is_number(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        return _is_number(node.operand)
-    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def _is_size(node: ast.expr) -> bool:
@@ -312,7 +294,7 @@ def lint(paths: Sequence[str]) -> SyncReport:
     known, report = gather(trees.values()), SyncReport()
     linecache.checkcache()
     for file, tree in trees.items():
-        Linter(str(file.resolve()), Names(known, imported(tree)), report).visit(tree)
+        Linter(str(file.resolve()), known_names(tree, known), report).visit(tree)
     return report
 
 

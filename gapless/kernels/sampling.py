@@ -62,7 +62,8 @@ def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
 
 def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
     """Do as `_draw`, but make noise for rows with a temperature alone: here the host may read tables at once."""
-    tokens, hot = logits.argmax(-1), (_real(params, L.TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
+    tokens, is_hot = logits.argmax(-1), (_real(params, L.TEMPERATURE) > 0).squeeze(1)
+    hot = is_hot.nonzero().squeeze(1)  # san: ok(on the CPU alone)
     if hot.numel():
         tokens[hot] = _draw(logits[hot], state[hot], params[hot])
     return tokens
