@@ -1,0 +1,29 @@
+"""diffusers' group offloading: the weights of the next block come on a stream of their own while a block computes."""
+
+import torch
+from diffusers.hooks import apply_group_offloading
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+model = Net().eval()
+apply_group_offloading(
+    model, torch.device("cuda"), torch.device("cpu"), offload_type="block_level", num_blocks_per_group=1, use_stream=True,
+    non_blocking=True,
+)  # fmt: skip
+x = torch.randn(8, 64, device="cuda")
+with torch.no_grad():
+    for _ in range(4):
+        x = model(x)
+torch.cuda.synchronize()
+print("done")
