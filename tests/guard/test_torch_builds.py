@@ -57,3 +57,7 @@ def test_a_kernel_of_triton_ends_with_one_sentence(text):
 def test_a_driver_that_is_not_there_is_named_by_what_asked_for_it():
     error = RuntimeError("CUDA error: CUDA driver version is insufficient for CUDA runtime version")
     assert str(refusal_of(error, "aten.cat")) == "not emulated: aten.cat"
+
+
+def test_the_core_of_torch_names_the_emulated_device_where_libraries_choose_theirs(region):
+    assert torch._C._get_accelerator() == torch.accelerator.current_accelerator() == torch.device("cuda")

@@ -10,10 +10,9 @@ from timm.data.loader import PrefetchLoader
 from torch import nn
 
 uses_autocast = "autocast" in sys.argv
-model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)).cuda()
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).cuda()
 data = [(torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8), torch.zeros(2, dtype=torch.long)) for _ in range(6)]
 batches = [(images.pin_memory(), labels.pin_memory()) for images, labels in data]
-model(torch.zeros(1, 3, 8, 8, device="cuda"))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for images, labels in PrefetchLoader(batches, device=torch.device("cuda")):
     with torch.autocast("cuda", torch.bfloat16, enabled=uses_autocast):
