@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .patches import Patches, SharedPatches, holding
@@ -19,6 +21,7 @@ from .watch import ThreadState, TorchCall, current
 
 _autograd: Any = torch._C._autograd
 _are_classes_on: Callable[[], bool] = torch._C._is_torch_function_enabled
+_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _OFF: Any = torch._C._disabled_torch_function_impl
 
 
@@ -90,7 +93,7 @@ def takes_apart(types: Sequence[Any]) -> bool:
 
 def of_dispatch_classes(mode: TorchDispatchMode, watch: ThreadState, call: TorchCall, types: Sequence[Any]) -> Any:
     """Call the arguments' own `__torch_dispatch__`, in torch's order, inside the thread's modes."""
-    with mode, watch.called_back():
+    with mode, watch.called_back(), holding(watch, within=call):
         for kind in types:
             answer = kind.__torch_dispatch__(call.func, types, call.args, call.kwargs)
             if answer is not NotImplemented:
@@ -101,6 +104,28 @@ def of_dispatch_classes(mode: TorchDispatchMode, watch: ThreadState, call: Torch
 def _is_users(kind: type) -> bool:
     """Return whether a class is neither torch's nor the guard's own."""
     return not f"{kind.__module__}.".startswith(("torch.", f"{__package__}."))
+
+
+class _Moved(torch.autograd.Function):
+    """A copy between host and an emulated device, whose gradient is copied back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, copy: Callable[[Tensor], Tensor], back: Any) -> Tensor:
+        ctx.back = back
+        return copy(source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # A thread outside of all regions emulates nothing.
+        return grads[0] if current() is None else grads[0].to(ctx.back), None, None
+
+
+def moved(source: Tensor, copy: Callable[[Tensor], Tensor], back: Any) -> Tensor:
+    """Copy a tensor by `copy`; in the backward its gradient is copied to the device `back`."""
+    if not (source.requires_grad and torch.is_grad_enabled()) or _transforms() or forward_ad._current_level >= 0:
+        return copy(source)
+    result: Tensor = _Moved.apply(source, copy, back)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Modes:

@@ -15,9 +15,10 @@ import torch
 
 from . import race, threads, watch
 from .children import Children
-from .emulate import emulated_cuda, refuse
+from .emulate import emulated_cuda
 from .patches import Patches
 from .race import RACE_SINKS, no_race
+from .refusals import refuse
 from .report import CountedFinding, Finding, SyncReport
 from .sites import Frame
 from .sync import Region, emulating, no_sync

@@ -16,8 +16,9 @@ from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
 from . import emulated_streams as streams
-from . import marks
+from . import emulated_triton, marks
 from .patches import Patches
+from .refusals import refuse
 from .sites import torchs_caller, user_stack
 from .watch import current
 
@@ -33,16 +34,7 @@ _REFUSED = (
 """Names of torch.cuda that would end in the driver with an unclear error."""
 
 
-class NotEmulatedError(NotImplementedError, AttributeError):
-    """A program asked for a part of CUDA that is not emulated."""
-
-
 _modes: Any = torch.overrides._get_current_function_mode_stack
-
-
-def refuse(name: str) -> NotEmulatedError:
-    """Return the error that names the missing part of the emulation."""
-    return NotEmulatedError(f"not emulated: {name}")
 
 
 def _refused(name: str) -> type:
@@ -72,23 +64,6 @@ def _start_device() -> None:
     where = user_stack()
     place = f" at {where[0].where}" if where else ""
     raise refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
-
-
-_ABSENT = (
-    ("active drivers", "kernels of Triton"), ("libcuda.so cannot found", "kernels of Triton"),
-    ("CUDA driver version is insufficient", ""), ("without ATen_cuda", ""),
-    ("Graph is not supported on device type", "torch.accelerator.Graph"), ("accelerator device when none is", ""),
-    ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
-    ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
-)  # fmt: skip
-"""What errors say that come of the absence of CUDA, and what is absent then, where they tell."""
-
-
-def refusal_of(error: BaseException, name: str) -> NotEmulatedError | None:
-    """Return the error to raise in place of torch's "no CUDA"; `name` made it."""
-    text = str(error)
-    absent = next((what or name for words, what in _ABSENT if words in text), None)
-    return None if absent is None or isinstance(error, NotEmulatedError) else refuse(absent)
 
 
 def _place(storage: Any) -> Any:
@@ -229,6 +204,7 @@ def emulated_cuda() -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        emulated_triton.install(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
         patches.put(marks, "emulated", streams.DEVICE)

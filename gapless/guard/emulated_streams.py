@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from .patches import holding
@@ -213,6 +213,13 @@ def is_capturing() -> bool:
 
 def pool_handle() -> tuple[int, int]:
     return (0, next(_pools))
+
+
+def replay_too(again: Callable[[], Any]) -> None:
+    """Have the graph that the calling thread captures, if it captures one, do this at each replay."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, _Recorder):
+            mode.replays.append(again)
 
 
 def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:

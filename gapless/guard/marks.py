@@ -42,6 +42,21 @@ _HOST_TYPES = ("cpu", "meta")
 _MARKS_BEFORE_SWEEP = 4096
 """The number of marks that has dead storages' marks dropped."""
 _STRIDED = torch.strided
+_transforms: Any = torch._C._functorch
+_is_wrapped, _unwrapped = _transforms.is_functorch_wrapped_tensor, _transforms.get_unwrapped
+
+
+def owner_of(tensor: Tensor) -> Any:
+    """Return the storage of a tensor, or what is marked in its place where it has none."""
+    try:
+        return tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
+    except (NotImplementedError, RuntimeError):
+        return _inner(tensor)
+
+
+def _inner(tensor: Tensor) -> Any:
+    """Return the owner of the tensor that a transform of functions has wrapped; of others the tensor itself."""
+    return owner_of(_unwrapped(tensor)) if _is_wrapped(tensor) else tensor
 
 
 class Marks:
@@ -61,7 +76,7 @@ class Marks:
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
-            owner = tensor
+            owner = _inner(tensor)
         key = id(owner)
         ref = self.refs.get(key)
         if ref is not None and ref() is owner:
@@ -81,7 +96,7 @@ class Marks:
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
-            owner = tensor
+            owner = _inner(tensor)
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 from . import marks
-from .emulate import refuse
 from .patches import Patches, SharedPatches
+from .refusals import refuse
 
 _has: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 _computed: Any = torch._C._dispatch_has_computed_kernel_for_dispatch_key
 _KEYSETS: Any = {name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in ("CPU", "CUDA")}
 _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|cuh|h|hpp|mm)(:\d+)?'|/dev/null")
-"""Where C++ says that it has registered a kernel."""
+"""The place of a kernel in C++, as torch writes it."""
 
 
 class Body(NamedTuple):
@@ -29,13 +29,12 @@ class Body(NamedTuple):
 
 
 class Bodies(NamedTuple):
-    """What an operator runs for tensors of a device and for host tensors alone; None for a compiled kernel."""
+    """The kernels of an operator for tensors of a device and for host tensors alone; None for a compiled one."""
 
     device: Body | None
     host: Body | None
     is_lost: bool
     """Whether there is a compiled kernel for CUDA and none for the CPU."""
-
 
     def choose(self, name: str, on_device: bool) -> Body | None:
         """Return the body that runs. Raises NotEmulatedError where that is compiled for CUDA."""
@@ -45,7 +44,7 @@ class Bodies(NamedTuple):
 
 
 _known: dict[int, tuple[Any, Bodies]] = {}
-"""The bodies of operators that were called, by the operator's id; the operator is held, so that its id stays its own."""
+"""The bodies of called operators, by the operator's id; the operator is held, so that its id stays its own."""
 
 
 def _forget() -> None:
@@ -78,7 +77,7 @@ def bodies(func: Any) -> Bodies:
 def _find(name: str) -> Bodies:
     cuda, cpu, real = _has(name, "CUDA"), _has(name, "CPU"), marks.has_accelerator()
     if cpu and not (cuda and (real or marks.emulated.type == "cuda")):
-        # The kernel of the CPU stands for the device's, as a whole: what it does inside is not what a GPU does.
+        # The kernel of the CPU stands for the device's as a whole: a GPU does other things inside.
         return Bodies(None, None, False)
     device = _body(name, "CUDA")
     return Bodies(device, _body(name, "CPU"), cuda and not (device or real or _computed(name, "CPU")))
@@ -111,7 +110,7 @@ _composites: dict[int, tuple[Any, Body | None]] = {}
 
 def _find_composite(func: Any) -> Body | None:
     if isinstance(func, torch._ops.OpOverloadPacket):
-        overloads = func.overloads()
+        overloads = func.overloads()  # type: ignore[no-untyped-call]
         if len(overloads) != 1:
             return None
         func = getattr(func, overloads[0])

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from . import forks, hooks, marks
+from .emulated_triton import FOLLOWERS
 from .patches import Patches
 from .race_arrays import watched
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_kernels import follow
 from .race_mode import mode
 from .race_report import READ, Race, RaceError
 from .race_threads import ThreadWatch
@@ -102,6 +104,9 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        kernels = functools.partial(follow, checker)
+        FOLLOWERS.append(kernels)
+        stack.callback(FOLLOWERS.remove, kernels)
         checker.follows_results = True
     ThreadWatch(checker).install(stack)
     stack.enter_context(hooks.observed_by(DeviceWatch(checker)))

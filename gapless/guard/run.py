@@ -174,7 +174,7 @@ def _refusal(error: BaseException) -> BaseException | None:
     """Return the missing part of the emulation if it ended the program and the error does not name it."""
     import torch
 
-    from .emulate import refusal_of
+    from .refusals import refusal_of
 
     return None if torch.accelerator.is_available() else refusal_of(error, "what this line asks of CUDA")
 

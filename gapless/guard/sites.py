@@ -202,9 +202,9 @@ def is_library(file: str) -> bool:
     return file.startswith((*_PACKAGES, *_LIBRARY, *_OURS_AND_TORCH)) or any(name in file for name in _PACKAGE_FOLDERS)
 
 
-_TORCH = find_spec("torch")
-_TORCH_PLACES = _TORCH.submodule_search_locations if _TORCH is not None else None
-_OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for place in _TORCH_PLACES or ()))
+# Triton launches what the user's line calls, as torch does.
+_TORCHS = [spec.submodule_search_locations for spec in map(find_spec, ("torch", "triton")) if spec is not None]
+_OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for places in _TORCHS for place in places or ()))
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})

@@ -20,10 +20,11 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .callbacks import has_own, of_classes, watched_function
-from .emulate import refusal_of
+from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
+from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import OPERATORS, composite
 from .patches import leave_uncompiled
+from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
@@ -39,6 +40,7 @@ _GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
 """Parts of torch that ask C++ code for the device of tensors; for emulated ones the answer must be the CPU."""
 
 
+_TO_COPY = torch.ops.aten._to_copy.default
 _LOADERS = "/torch/utils/data/_utils/pin_memory.py"
 
 
@@ -80,6 +82,12 @@ def _to(watch: ThreadState, call: TorchCall) -> Any:
     return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
 
 
+def _to_copied(watch: ThreadState, call: TorchCall) -> Any:
+    """Check the operator of Tensor.to, which a class of the user's calls with the device that it was given itself."""
+    passed_on = watch.within is not None and watch.within.func is call.func
+    return _to(watch, call) if passed_on else _run(call)
+
+
 def _target(watch: ThreadState, call: TorchCall) -> Any:
     """Return the device that Tensor.to copies to, or None when it only converts."""
     if call.kwargs.get("device") is not None:
@@ -111,12 +119,18 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
+        if takes_apart((type(source),)):
+            # It copies the tensors inside; Tensor.to would ask for the driver.
+            kind = next(
+                (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.dtype)), None
+            )
+            return _TO_COPY(source, dtype=kind, device=marks.emulated, non_blocking=non_blocking)
         result = _run(_with_device(call, CPU))
         if not on_host:
             marks.DEVICE_TENSORS.add(result)
             return result
         # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
-        return _device_copy(watch, result, non_blocking)
+        return moved(result, lambda host: _device_copy(watch, host, non_blocking), CPU)
 
 
 def _device_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
@@ -142,7 +156,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
         return result
     with watch.silence():
         # It may have another type now, and is still on the emulated device.
-        return _host_copy(watch, _run(call), rule == "pinned-alloc")
+        return moved(_run(call), lambda source: _host_copy(watch, source, rule == "pinned-alloc"), marks.emulated)
 
 
 def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
@@ -244,6 +258,8 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
 def _placed(watch: ThreadState, call: TorchCall) -> Any:
     """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
     kwargs = dict(call.kwargs)
+    if isinstance(call.func, torch._ops.OpOverload) and not kwargs.get("pin_memory"):
+        return _run(call)  # the dispatch half places it
     if kwargs.get("pin_memory"):
         watch.flag("pinned-alloc")
         if not marks.has_accelerator():
@@ -285,8 +301,8 @@ def _dlpack(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     stream, device = kwargs.get("stream", -1), kwargs.get("dl_device")
     if stream != -1:
-        other = torch.cuda.default_stream() if stream in (None, 1) else torch.cuda.ExternalStream(stream)
-        other.wait_stream(torch.cuda.current_stream())
+        other = default_stream() if stream in (None, 1) else ExternalStream(stream)
+        other.wait_stream(current_stream())
     if device is not None and device[0] == DLDeviceType.kDLCPU:
         tensor = _download(watch, TorchCall(Tensor.cpu, (tensor,), {}), "copy-to-host")
     elif kwargs.get("copy"):
@@ -371,6 +387,7 @@ _READERS = {
 _HANDLERS: dict[Any, CallHandler] = {
     **{func: _reader(rule) for rule, funcs in _READERS.items() for func in funcs},
     Tensor.to: _to,
+    _TO_COPY: _to_copied,
     Tensor.cpu: lambda watch, call: _download(watch, call, "copy-to-host"),
     Tensor.cuda: _cuda,
     Tensor.type: _type,

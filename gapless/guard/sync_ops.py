@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from . import marks
 from .callbacks import of_dispatch_classes, takes_apart
-from .emulate import refusal_of
 from .operators import TORCHS, bodies, composite
 from .patches import leave_uncompiled
+from .refusals import refusal_of
 from .watch import ThreadState, TorchCall
 from .watched import TALLY
 
@@ -45,7 +45,7 @@ def _read(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 def read_rule(watch: ThreadState, tensor: Tensor) -> str:
     """Return host-read, or host-size when the tensor is the result of the last reduction."""
     reduced = watch.reduced()
-    return "host-size" if reduced is not None and reduced is tensor.untyped_storage() else "host-read"
+    return "host-size" if reduced is not None and reduced is marks.owner_of(tensor) else "host-read"
 
 
 def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
@@ -300,15 +300,15 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def opens(self, func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
-        """Return whether an emulated device's part in this operator is all seen inside of it, so that none is outside.
+        """Return whether all accesses of this operator are seen inside of it, so that its schema is not needed.
 
-        On a GPU it may launch kernels of its own, of which its schema alone says what they touch.
+        On a GPU it may launch kernels of its own, which are not seen.
         """
         op = _OPS.get(id(func)) or describe(func)
         return op.opens and not self._watch.real and self._inside(op, args, kwargs) is not None
 
-    def _inside(self, op: Op, args: Args, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-        """Return what the operator runs, if that is made of operators or is a function of Python."""
+    def _inside(self, op: Op, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Return what the operator runs, if that is made of operators or is a function of Python; else None."""
         func = op.func
         if op.check is None:
             return composite(func) or func.decompose

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C import _EnableTorchFunction
 from torch._C import _is_torch_function_all_disabled as _are_functions_off
-from torch.overrides import _get_current_function_mode_stack as _function_modes
+from torch.nn import Parameter
 from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -47,6 +48,9 @@ class Scope:
     """Whether findings count."""
     report: SyncReport = field(default_factory=SyncReport)
     """The findings of all of its uses."""
+
+
+_function_modes: Any = torch.overrides._get_current_function_mode_stack
 
 
 class TorchCall(NamedTuple):
@@ -105,8 +109,11 @@ class ThreadState:
     def is_device(self, tensor: Tensor) -> bool:
         if tensor in marks.DEVICE_TENSORS or (self.real and marks.on_accelerator(tensor)):
             return True
-        if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
-            return any(self.is_device(inner) for inner in marks.inside(tensor))
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
+            if is_traceable_wrapper_subclass(tensor):
+                return any(self.is_device(inner) for inner in marks.inside(tensor))
+            if marks.on_accelerator(tensor):
+                return True  # without a GPU: it has no memory of its own
         return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
@@ -151,11 +158,15 @@ class ThreadState:
 
         A function mode is off while its own handler runs, and so it is in all that the handler calls.
         """
-        state = holding(self, call=None, within=self.call or self.within, to_host=False, to_device=False)
-        with state, _EnableTorchFunction() if _are_functions_off() else nullcontext():
+        with ExitStack() as stack:
+            within = self.call or self.within
+            stack.enter_context(holding(self, call=None, within=within, to_host=False, to_device=False))
+            if _are_functions_off():
+                stack.enter_context(_EnableTorchFunction())
             # On already in what torch calls back from inside the backward of another call.
-            with nullcontext() if self.calls in _function_modes() else self.calls:
-                yield
+            if self.calls not in _function_modes():
+                stack.enter_context(self.calls)
+            yield
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""

@@ -173,7 +173,9 @@ def test_steps_over_fewer_bits_wait_for_no_device():
     from gapless.testing.guarded import guarded
 
     with guarded() as checked, LLM("demo", max_model_len=96, kv_cache_dtype="fp8", max_num_seqs=4) as llm:
-        llm.generate(["Hello", "One two"], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+        llm.generate(
+            ["Hello", "One two"], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False
+        )
     assert checked.launched > 10 and checked.trouble() == []
 
 

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gapless import guard
 from gapless.guard.detectors import Detectors
-from gapless.guard.emulate import NotEmulatedError, emulated_cuda
+from gapless.guard.emulate import emulated_cuda
+from gapless.guard.refusals import NotEmulatedError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from gapless import guard
-from gapless.guard.emulate import NotEmulatedError, emulated_cuda, refusal_of
+from gapless.guard.emulate import emulated_cuda
+from gapless.guard.refusals import NotEmulatedError, refusal_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
@@ -37,9 +38,8 @@ def test_cudnn_has_settings_and_no_version(region):
 
 def test_the_core_of_torch_answers_as_one_without_cuda_and_is_left_as_it_was():
     before = {name: value for name, value in vars(torch._C).items() if name.startswith(("_cuda", "_nccl"))}
-    with emulated_cuda():
-        with pytest.raises(NotEmulatedError, match=r"^not emulated: torch\.cuda\.tunable\.is_enabled"):
-            torch.cuda.tunable.is_enabled()
+    with emulated_cuda(), pytest.raises(NotEmulatedError, match=r"^not emulated: torch\.cuda\.tunable\.is_enabled"):
+        torch.cuda.tunable.is_enabled()
     assert {name: value for name, value in vars(torch._C).items() if name.startswith(("_cuda", "_nccl"))} == before
 
 
