@@ -1,4 +1,4 @@
-"""timm's PrefetchLoader: the next batch is uploaded and normalised on a side stream while the model trains on this one."""
+"""timm's PrefetchLoader: a side stream uploads and normalises the next batch while the model trains on this one."""
 
 import sys
 
@@ -6,8 +6,8 @@ import torch
 
 for name in ("nms", "qnms"):  # torchvision's own library does not load beside a torch without CUDA
     torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
-from timm.data.loader import PrefetchLoader
-from torch import nn
+from timm.data.loader import PrefetchLoader  # noqa: E402
+from torch import nn  # noqa: E402
 
 uses_autocast = "autocast" in sys.argv
 model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).cuda()
