@@ -40,7 +40,10 @@ HABITS = {
 """Clauses that a noun or a name replaces: how many docstrings and comments may hold each is counted."""
 ALIAS = re.compile(r"_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
 CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
-DOCUMENTED = {"_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit", "_getframe", "_C"}
+DOCUMENTED = {
+    "_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit", "_getframe", "_C", "_make_wrapper_subclass",
+    "_disabled_torch_function_impl", "_raw_saved_result",
+}  # fmt: skip
 """Public names that begin with an underscore: those of named tuples, os, sys and torch."""
 
 
