@@ -239,6 +239,7 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    patches.put(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
     for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
         patches.hide(torch._C, name)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import forks
 
@@ -151,6 +152,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a tensor, a module (parameters and buffers), or nested dicts, lists, tuples and sets."""
     if isinstance(value, Tensor):
         yield value
+        if type(value) is not Tensor and is_traceable_wrapper_subclass(value):
+            yield from inside(value)
     elif isinstance(value, torch.nn.Module):
         yield from value.parameters()
         yield from value.buffers()
