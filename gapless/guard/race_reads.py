@@ -1,4 +1,4 @@
-"""Reads and writes of host memory by other means than operators: pickles, storages, arrays that numpy makes of tensors.
+"""Reads and writes of host memory by other means than operators: pickles, storages, arrays of numpy over tensors.
 
 The memory of what is given away by its address alone (`data_ptr`, `array.ctypes`, a capsule of DLPack) is not followed.
 """
