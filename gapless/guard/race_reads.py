@@ -1,6 +1,6 @@
 """Reads and writes of host memory by other means than operators: pickles, storages, arrays of numpy over tensors.
 
-The memory of what is given away by its address alone (`data_ptr`, `array.ctypes`, a capsule of DLPack) is not followed.
+Memory whose address alone is given away (`data_ptr`, `array.ctypes`, a capsule of DLPack) is not followed.
 """
 
 from __future__ import annotations
