@@ -52,7 +52,7 @@ def _called_back(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def watched_function(function: Any) -> Any:
-    """Return a function that torch may call back; what is no function stays as it is."""
+    """Return a function that torch may call back; anything else stays as it is."""
     return partial(_called_back, function) if callable(function) else function
 
 

@@ -64,22 +64,23 @@ class Detectors:
 
     def __init__(
         self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
-        folder: str | None = None, serves: bool = False,
+        folder: str | None = None, serves: bool = False, seed: int = 0,
     ) -> None:  # fmt: skip
         """Choose the named detectors. Raises ValueError for an unknown name.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
         on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
-        there; with `serves` it only forks children.
+        there; with `serves` it only forks children. `seed`: which answers an emulated event gives before it has passed.
         """
         for name in names:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
         self._reports = {name: SyncReport() for name in names}
         self._regions = regions
-        self._emulates = emulate_cuda
+        self._emulates, self._seed = emulate_cuda, seed
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
+            "seed": seed,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
@@ -95,7 +96,7 @@ class Detectors:
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)
         if self._emulates:
-            self._stack.enter_context(emulated_cuda())
+            self._stack.enter_context(emulated_cuda(self._seed))
         # CUDA tensors are emulated in the whole program, whichever part is checked.
         if none_there and (self._regions or (self._emulates and "sync" not in self._reports)):
             self._stack.enter_context(_everywhere(emulating))

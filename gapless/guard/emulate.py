@@ -18,10 +18,11 @@ from . import emulated_device as device
 from . import emulated_groups as groups
 from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
+from .emulated_progress import StreamProgress
 from .patches import Patches
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
-from .watch import current
+from .watch import ON_WAIT, current
 
 _PARTS = ("memory", "random", "streams", "graphs")
 """Modules in torch.cuda and torch.accelerator that hold some of their functions too."""
@@ -86,7 +87,12 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
     tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    return "cuda:0" if tensor in marks.DEVICE_TENSORS else original(storage)
+    if tensor not in marks.DEVICE_TENSORS:
+        return original(storage)
+    watch = current()
+    if watch is not None:
+        watch.flag("copy-to-host", "torch.save")
+    return "cuda:0"
 
 
 def _taken(original: Any, capsule: Any) -> Tensor:
@@ -181,10 +187,10 @@ def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) ->
 
 
 @contextmanager
-def emulated_cuda() -> Iterator[None]:
+def emulated_cuda(seed: int = 0) -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
 
-    Does nothing on a machine with CUDA.
+    The seed decides how often `query` answers False before it answers True. Does nothing on a machine with CUDA.
     """
     if torch.cuda.is_available():
         yield
@@ -192,6 +198,9 @@ def emulated_cuda() -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        patches.put(streams, "progress", StreamProgress(seed))
+        ON_WAIT.append(streams.waited)
+        patches.callback(ON_WAIT.remove, streams.waited)
         emulated_triton.install(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))

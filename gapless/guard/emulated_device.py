@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 
 PART_OF_MEMORY = 4
@@ -163,7 +164,8 @@ CUDA: dict[str, Any] = {
     # The functions behind `with torch.cuda.device(...)`.
     **_each("_exchange_device _maybe_exchange_device", lambda device: streams.DEVICE.index),
     **_all(None, "init empty_cache ipc_collect reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
-    **_of_device(None, "synchronize reset_peak_memory_stats reset_accumulated_memory_stats"),
+    **_each("synchronize", streams.synchronize),
+    **_of_device(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
     "set_device": streams.use_device,
     "set_sync_debug_mode": lambda debug_mode: None,
     "set_per_process_memory_fraction": lambda fraction, device=None: None,
@@ -182,8 +184,8 @@ CUDA: dict[str, Any] = {
     "set_rng_state": _states.set,
     "default_generators": (_generator,),
     "is_current_stream_capturing": streams.is_capturing,
-    "CUDAGraph": streams.EmulatedGraph,
-    "graph_pool_handle": streams.pool_handle,
+    "CUDAGraph": graphs.EmulatedGraph,
+    "graph_pool_handle": graphs.pool_handle,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,
@@ -199,7 +201,8 @@ ACCELERATOR: dict[str, Any] = {
     "device_count": _own(device_count),
     **_each("current_device_index current_device_idx", lambda: streams.DEVICE.index),
     **_all(None, "empty_host_cache empty_cache"),
-    **_of_device(None, "synchronize reset_peak_memory_stats reset_accumulated_memory_stats"),
+    **_each("synchronize", streams.synchronize),
+    **_of_device(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
     **_each("set_device_index set_device_idx", streams.use_device),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": nullcontext,

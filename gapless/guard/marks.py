@@ -46,7 +46,7 @@ _is_wrapped, _unwrapped = _transforms.is_functorch_wrapped_tensor, _transforms.g
 
 
 def owner_of(tensor: Tensor) -> Any:
-    """Return the storage of a tensor, or what is marked in its place where it has none."""
+    """Return the storage of a tensor, or the tensor itself if it has none."""
     try:
         return tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
     except (NotImplementedError, RuntimeError):

@@ -163,6 +163,10 @@ class WatchedBuffers:
             setattr(storage, _BUFFER, buffer)
         return buffer, region
 
+    def resized(self, storage: Any) -> None:
+        """Forget the buffer of a storage that has other memory now."""
+        setattr(storage, _BUFFER, None)
+
     def _begin(self, storage: Any, site: int) -> Buffer:
         """Return the buffer of a storage, a new one unless it has one already."""
         buffer: Buffer | None = getattr(storage, _BUFFER, None)

@@ -31,7 +31,6 @@ class RaceChecker(RaceState):
         super().__init__(raises, one_thread, floor)
         self.active = False
         self.everything = everything
-        """Whether every tensor is watched, registered or not."""
         self.unknown_index = 0
         """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""
@@ -239,7 +238,7 @@ class RaceChecker(RaceState):
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if cuda is not None and plan.may_wait:
+        if cuda is not None and plan.waits is not None:
             cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:

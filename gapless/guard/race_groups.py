@@ -40,7 +40,7 @@ _FUNCTIONAL = (
 _COPIED = ("all_reduce", "all_reduce_coalesced", "broadcast")
 """Operators of `_c10d_functional`, and the ones that work on a copy which the current stream makes."""
 
-_PLAN = OperatorPlan(None, "", (), False, False, 0, False, False, "")
+_PLAN = OperatorPlan(None, "", (), False, False, 0, False, None, "")
 
 
 @dataclass(slots=True, eq=False)

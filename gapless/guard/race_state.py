@@ -15,6 +15,9 @@ from .sites import UNKNOWN, Sites
 class RaceState:
     """The part of a checker that its watchers of streams and allocators use too."""
 
+    everything = False
+    """Whether every tensor is watched, registered or not."""
+
     def __init__(self, raises: bool, one_thread: bool, floor: Any) -> None:
         self.races: list[Race] = []
         self.lock = forks.lock()
@@ -49,6 +52,30 @@ class RaceState:
         if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
             self.raise_pending()
         return not conflicts
+
+    def touched(self, actor: Actor, buffer: Buffer, site: int) -> None:
+        """Note that the actor writes all of a buffer, in a way that no operator shows."""
+        with self.lock:
+            conflicts = buffer.shadow.touch(actor, WRITE, (buffer.start, buffer.end, None, None), site)
+            found = [self.note_race(actor, buffer, WRITE, site, one) for one in conflicts]
+        if any(found):
+            self.raise_pending()
+
+    def freed_for_graph(self, buffer: Buffer, stream: Agent, site: int) -> None:
+        """Report that a graph is replayed which uses memory that was freed after its capture."""
+        missing = (
+            "it was freed after the graph was captured, so the allocator may have given its memory to another tensor"
+        )
+        mend = "keep a reference to each tensor that a capture reads or writes for as long as the graph is replayed"
+        sides = (
+            RaceSide("the allocator", "", "was given", ()),
+            RaceSide(stream.title(), "", "replays a graph that uses", self.sites.frames(site)),
+        )
+        part = f"bytes 0..{buffer.end - buffer.start}"
+        with self.lock:
+            is_new = self._keep(self._group(buffer), Race(self.name(buffer), part, missing, mend, *sides))
+        if is_new:
+            self.raise_pending()
 
     def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
         """Report that memory which a stream uses was written, unseen, while the use was in flight."""

@@ -47,6 +47,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="without an accelerator: `marked` takes marked and device='cuda' tensors as device tensors; `cuda` also "
         "emulates CUDA, so that torch.cuda.is_available() is true (default: cuda if the program names it)",
     )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N",
+        help="how often an emulated event.query() is false before it is true, at each line (default: 0)",
+    )  # fmt: skip
     parser.add_argument("--regions", action="store_true", help="check only inside the program's own guard regions")
     form = "'PATH[:LINE] [RULE] -- REASON'"
     parser.add_argument("--suppress", action="append", default=[], metavar=form, help="excuse a site")
@@ -74,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
-        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options))
+        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed)
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE

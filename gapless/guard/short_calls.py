@@ -23,7 +23,7 @@ from .sync_ops import SyncOps, mark
 
 LONG_WAY = object()
 """Returned for a call that has to go the long way."""
-_PLAN = OperatorPlan(None, "", (), False, True, 0, False, False, "")
+_PLAN = OperatorPlan(None, "", (), False, True, 0, False, None, "")
 """The plan of all calls that make new tensors, for the checker of races, which is given their reads."""
 
 _PLAIN = (Tensor, Parameter)

@@ -119,26 +119,34 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
+        dtype, form = _dtype(call), call.kwargs.get("memory_format")
         if takes_apart((type(source),)):
             # It copies the tensors inside; Tensor.to would ask for the driver.
-            kind = next(
-                (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.dtype)), None
-            )
-            return _TO_COPY(source, dtype=kind, device=marks.emulated, non_blocking=non_blocking)
+            return _TO_COPY(source, dtype=dtype, device=marks.emulated, non_blocking=non_blocking)
+        if on_host and source.layout is torch.strided:
+            # A host tensor and its copy on the device are two tensors. The copy is an operation for the race checker
+            # too, and converts as well: the stream reads the host tensor, not a host tensor made of it.
+            return moved(source, lambda host: _device_copy(watch, host, non_blocking, dtype, form), CPU)
         result = _run(_with_device(call, CPU))
-        if not on_host:
-            marks.DEVICE_TENSORS.add(result)
-            return result
-        # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
-        return moved(result, lambda host: _device_copy(watch, host, non_blocking), CPU)
+        return marks.device_tensor(result.clone() if on_host else result)
 
 
-def _device_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
+def _dtype(call: TorchCall) -> torch.dtype | None:
+    """Return the type that Tensor.to converts to, or None."""
+    values = (*call.args[1:], *call.kwargs.values())
+    named = (value.dtype if isinstance(value, Tensor) else value for value in values)
+    return next((value for value in named if isinstance(value, torch.dtype)), None)
+
+
+def _device_copy(
+    watch: ThreadState, source: Tensor, non_blocking: bool, dtype: torch.dtype | None = None,
+    form: torch.memory_format | None = None,
+) -> Tensor:  # fmt: skip
     if source.layout is not torch.strided:
         return marks.device_tensor(source.clone())
-    strides = torch.empty_like(source, device="meta").stride()
+    like = torch.empty_like(source, device="meta", dtype=dtype, memory_format=form or torch.preserve_format)
     with watch.placing():
-        copy = torch.empty_strided(source.shape, strides, dtype=source.dtype)
+        copy = torch.empty_strided(source.shape, like.stride(), dtype=like.dtype)
     return marks.device_tensor(copy).copy_(source, non_blocking)
 
 
