@@ -1,4 +1,4 @@
-"""Child processes of a checked program: forked ones stay checked, and so do those that start this Python again.
+"""Child processes of a checked program: forked ones stay checked, and so do ones that start this Python again.
 
 Each child leaves what it found in a folder of its parent's, when it ends. What is lost: the report of a child that is
 killed, or that outlives its parent. Not checked are other programs, and code that a shell or `python -c` runs.

@@ -27,7 +27,7 @@ def install(patches: Patches) -> None:
 
 
 def _shared(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
-    """Move a storage to shared memory; a device's is there already, so nothing is copied for the program."""
+    """Move a storage to shared memory. A device's need not move, so for the program nothing is copied."""
     if not marks.has(storage):
         return original(storage, *args, **kwargs)
     with _disable_current_modes():

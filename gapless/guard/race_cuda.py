@@ -167,15 +167,12 @@ class CudaWatch:
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
-    def _waited(self) -> None:
-        self._host_learns(self.agent_of(None))
-
     # Methods that are wrapped.
 
     def install(self, patches: Patches) -> None:
         patches.callback(self._finish)
-        ON_WAIT.append(self._waited)
-        patches.callback(ON_WAIT.remove, self._waited)
+        ON_WAIT.append(self.host_waits)
+        patches.callback(ON_WAIT.remove, self.host_waits)
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)

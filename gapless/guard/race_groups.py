@@ -1,6 +1,6 @@
 """Follows the work of torch.distributed: a collective that is not waited for at once runs on its group's own stream.
 
-It comes after what the current stream has by then. What reads or writes its tensors has to come after `work.wait()`,
+It comes after what the current stream has by then. Reads and writes of its tensors must come after `work.wait()`,
 for which the current stream waits, and the host too where the tensors are on the host. A synchronous collective is
 the current stream's. Memory stays with the work until it is done, however early its tensors go.
 """
@@ -25,7 +25,7 @@ from .race_ops import OperatorPlan
 from .race_report import READ, WRITE
 from .sync_ops import RunOp
 
-Uses = list[tuple[Tensor, int]]
+_Touched = list[tuple[Tensor, int]]
 
 _READ_AT: dict[str, Callable[[bool], bool]] = {
     "send": lambda is_root: True, "broadcast": lambda is_root: is_root, "reduce": lambda is_root: not is_root,
@@ -38,14 +38,14 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "isend", "irecv",
 )  # fmt: skip
 _COPIED = ("all_reduce", "all_reduce_coalesced", "broadcast")
-"""Operators of `_c10d_functional`, and those among them that work on a copy which the current stream makes."""
+"""Operators of `_c10d_functional`, and the ones that work on a copy which the current stream makes."""
 
 _PLAN = OperatorPlan(None, "", (), False, False, 0, False, None, "")
 
 
 @dataclass(slots=True, eq=False)
 class _Point:
-    """The end of a work: `clock` is known to what has waited for it, the host included if the memory is its own."""
+    """The end of a work: its waiters learn `clock`, the host among them if the memory is its own."""
 
     clock: VectorClock
     on_host: bool
@@ -60,7 +60,7 @@ class GroupWatch:
         self._agents = checker.agents
         self._cuda = cuda
         self._points: weakref.WeakKeyDictionary[Any, _Point] = weakref.WeakKeyDictionary()
-        """Of works and futures."""
+        """The ends of works, and of the futures that stand for them."""
         self._mark = f"_gapless_work_{id(self)}"
         """The attribute of a storage that holds the point of its last work."""
 
@@ -98,7 +98,7 @@ class GroupWatch:
     # Beginnings.
 
     def _begun(self, name: str, original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace a method of a group: note what it touches, as the group's stream or, if it waits, the current one."""
+        """Replace a method of a group: note its accesses, as the group's stream or, if it waits, the current one."""
         if self._is_off():
             return original(group, *args, **kwargs)
         given = (*args, *kwargs.values())
@@ -111,7 +111,7 @@ class GroupWatch:
             self._points[work] = point
         return work
 
-    def _run(self, name: str, group: str, uses: Uses, run: Callable[[], Any]) -> tuple[Any, _Point]:
+    def _run(self, name: str, group: str, uses: _Touched, run: Callable[[], Any]) -> tuple[Any, _Point]:
         """Run a collective on its group's stream; returns its result and its end."""
         on_host = bool(uses) and not any([self._cuda.is_device(tensor) for tensor, _ in uses])
         stream = self._agents.stream(("group", group), OF_GROUP + group, None)
@@ -130,7 +130,7 @@ class GroupWatch:
             self._keep(tensor, point)
         return result, point
 
-    def _touch(self, uses: Uses) -> None:
+    def _touch(self, uses: _Touched) -> None:
         with torch._C.DisableTorchFunction():
             self._checker.saw(_PLAN, (), {}, 2, uses)
 
@@ -255,7 +255,7 @@ class GroupWatch:
         return result
 
 
-def _uses(name: str, group: Any, given: Sequence[Any]) -> Uses:
+def _uses(name: str, group: Any, given: Sequence[Any]) -> _Touched:
     """Return the tensors that a method of a group touches, and how."""
     if not given:
         return []

@@ -1,4 +1,4 @@
-"""Sees what threads hand each other without a lock: deques, event loops, pipes, pairs of sockets, and zmq's inproc."""
+"""Sees hand-overs between threads that need no lock: deques, event loops, pipes, pairs of sockets, and zmq's inproc."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _DequeType(ABCMeta):
 
 
 def _deque_for(orders: Orders) -> type:
-    """Return the class that stands for `collections.deque`: what is put there comes before what takes it."""
+    """Return the class that stands for `collections.deque`: putting an item comes before taking it."""
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = _REAL_DEQUE.__new__(cls, *args, **kwargs)
@@ -127,7 +127,7 @@ def _state(self: Any) -> Any:
 
 
 def _follow_loops(orders: Orders, patches: Patches) -> None:
-    """Wrap `call_soon_threadsafe` of the classes of loops that exist, and of those that are made meanwhile."""
+    """Wrap `call_soon_threadsafe` of the classes of loops, and of each class that is made meanwhile."""
     base, name = asyncio.AbstractEventLoop, "call_soon_threadsafe"
 
     def run(token: _Token, callback: Callable[..., Any], *args: Any) -> Any:
@@ -157,7 +157,7 @@ def _follow_loops(orders: Orders, patches: Patches) -> None:
 
 
 class _Channels:
-    """Channels of which both ends are in this process: what is sent comes before what is received."""
+    """Channels with both ends in this process: sending comes before receiving."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -216,7 +216,7 @@ class _Channels:
 
 
 class _Inproc:
-    """Sockets of zmq that are joined by an `inproc://` address: what is sent there comes before what is received."""
+    """Sockets of zmq that are joined by an `inproc://` address: sending comes before receiving."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -271,7 +271,7 @@ class _Importing:
 
 
 def _when_imported(name: str, then: Callable[[Any], None], patches: Patches) -> None:
-    """Call `then` with this module: at once if it is there, or when it is imported meanwhile."""
+    """Call `then` with this module: at once if it has been imported, or when it is."""
     if name in sys.modules:
         then(sys.modules[name])
         return

@@ -17,8 +17,6 @@ _NO_MEMORY = {
     "new_zeros", "new_ones", "new_full", "new_empty_strided", "set_", "resize_", "resize_as_", "record_stream",
     "_resize_output_", "is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_contiguous",
     "sym_is_contiguous",
-    # It wraps the result of a collective that is not waited for.
-    "_wrap_tensor_autograd",
 }  # fmt: skip
 
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}

@@ -85,7 +85,7 @@ def test_the_host_does_not_wait_for_a_devices_work(races):
     assert races(f"{pinned}{copy}dist.barrier()\npinned.sum()") == []
 
 
-def test_works_on_host_tensors_are_waited_for_by_the_host(races):
+def test_a_work_on_host_tensors_is_waited_for_by_the_host(races):
     start = 'gloo = dist.new_group(backend="gloo")\nwork = dist.all_reduce(host, group=gloo, async_op=True)\n'
     assert races(f"{start}host.add_(1)\nwork.wait()") == [3]
     assert races(f"{start}work.wait()\nhost.add_(1)") == []
@@ -99,7 +99,7 @@ def test_another_stream_waits_for_itself(races):
     assert races(f"{other}{inside}torch.cuda.current_stream().wait_stream(side)\nx + 1") == []
 
 
-def test_futures_carry_the_order_of_their_works(races):
+def test_a_future_carries_the_order_of_its_collective(races):
     start = "future = dist.all_reduce(x, async_op=True).get_future()\n"
     then = "after = future.then(lambda done: done.value()[0].div_(2))\n"
     assert races(f"{start}{then}after.wait().add_(1)\nx + 1") == []
@@ -114,7 +114,7 @@ def test_memory_stays_with_its_work_when_its_tensors_go(races):
 
 
 @pytest.mark.parametrize("device", ["", "device=torch.device('cuda'), "])
-def test_coalesced_works_are_waited_for_together(races, device):
+def test_coalesced_collectives_are_waited_for_together(races, device):
     inside = "dist.all_reduce(x); dist.all_reduce(y)"
     start = f"with dist._coalescing_manager({device}async_ops=True) as manager: {inside}\n"
     assert races(f"{start}y + 1\nmanager.wait()") == [2]
@@ -152,8 +152,7 @@ def test_distributed_data_parallel_gives_no_report(san_source, no_group_left):
 
 
 def test_after_a_run_torchs_groups_are_as_before(races):
-    core = torch._C._distributed_c10d
-    owners = (core.ProcessGroup, core.Work, core.Reducer, core.Backend, torch._C.Future)
+    owners = (dist.ProcessGroup, dist.distributed_c10d.Work, dist.Reducer, torch.futures.Future.__base__)
     before = [dict(vars(owner)) for owner in owners]
     assert races("dist.all_reduce(x)") == []
     assert [dict(vars(owner)) for owner in owners] == before

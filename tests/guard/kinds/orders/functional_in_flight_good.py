@@ -5,13 +5,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+group = dist.group.WORLD
 left, right = torch.ones(4, 8, device="cuda"), torch.ones(4, 8, device="cuda")
 for _ in range(3):
-    both = ops.all_reduce_coalesced([left, right], "sum", name)
+    both = functional.all_reduce_coalesced([left, right], "sum", group)
     left.mul_(0.5)  # the collective works on a copy
-    right = torch.relu(functional.wait_tensor(both[1]))
+    right = torch.relu(both[1])
     left = functional.wait_tensor(both[0])
-    gathered = functional.all_reduce(right, "sum", dist.group.WORLD)
+    gathered = functional.all_reduce(right, "sum", group)
     left = left + gathered
 dist.destroy_process_group()
