@@ -278,7 +278,7 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch, "set_default_tensor_type", _set_default_type)
     patches.wrap(torch.autocast, "__enter__", _enter_autocast)
     patches.wrap(torch.autocast, "__exit__", _exit_autocast)
-    groups = torch.distributed
+    groups: Any = torch.distributed
     if groups.is_available():
         for owner in (groups, groups.distributed_c10d):
             patches.wrap(owner, "init_process_group", _make_group)
