@@ -1,55 +1,78 @@
-"""Streams, events and graphs of an emulated CUDA: every operation runs at once, in the order of the calls.
+"""Streams and events of an emulated CUDA: every operation runs at once, in the order of the calls.
 
 Streams and events order nothing; but each has its identity, so that a checker sees which stream an operation was given
-to. What a graph captures runs at once too, and a replay runs the same operators again.
+to, and a query is answered as if the work took time.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 
-from .patches import holding
-from .watch import current
+from . import marks
+from .emulated_progress import Point, StreamProgress
 
 DEVICE = torch.device("cuda", 0)
+"""The one device. Its number is the one that the process chose, as a rank does whose launcher started several."""
 _STREAM: Any = torch.cuda.Stream
 
 _handles = count(1)
-_pools = count(1)
+
+
+progress = StreamProgress(0)
+"""The records that the host has waited for. Each run has its own."""
 
 
 class Event:
-    """An event that has passed as soon as it is recorded."""
+    """An event whose work has run as soon as it is recorded."""
 
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
-    ) -> None:
-        self.device = DEVICE
-        self.enable_timing = enable_timing
-        self.blocking = blocking
-        self._at: int | None = None
+    device = DEVICE
+    enable_timing: bool
+    blocking: bool
+    _at: int | None = None
+    _point: Point
+    _refusals = -1
+    """The number of queries that are yet to be answered with False; below 0 until one is asked."""
+
+    # As torch's own, these are made by `__new__`: a subclass may have an `__init__` that does not call another.
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> Self:
+        made = super().__new__(cls)
+        made.enable_timing, made.blocking, made._point = enable_timing, blocking, {}
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what `__new__` has used."""
 
     def record(self, stream: EmulatedStream | None = None) -> None:
         self._at = time.perf_counter_ns()
+        self._point, self._refusals = progress.record((stream or current_stream()).cuda_stream), -1
 
     def wait(self, stream: EmulatedStream | None = None) -> None:
-        """Do nothing: everything is in order already."""
+        """Let the stream's later work come after the event's."""
+        progress.wait((stream or current_stream()).cuda_stream, self._point)
 
     def query(self) -> bool:
+        """Return whether the event has passed: not at once, unless the host has waited for it."""
+        if not progress.has_passed(self._point):
+            if self._refusals < 0:
+                self._refusals = progress.refusals()
+            if self._refusals:
+                self._refusals -= 1
+                return False
+            self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Do nothing: the event has passed."""
+        """Note that the event has passed."""
+        progress.waited(self._point)
 
     def elapsed_time(self, end_event: Event) -> float:
         """The milliseconds between two events. Raises RuntimeError if one is not timed or not recorded."""
@@ -61,20 +84,29 @@ class Event:
 class AnyEvent(Event):
     """Stands for `torch.Event`, which takes a device first."""
 
-    def __init__(
-        self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
-        super().__init__(enable_timing, blocking, interprocess)
+    def __new__(
+        cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Self:
+        return super().__new__(cls, enable_timing, blocking, interprocess)
 
 
 class EmulatedStream:
-    """A stream that is always idle. As `torch.Stream` it can be entered by `with`."""
+    """A stream whose work has run. As `torch.Stream` it can be entered by `with`."""
 
-    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
-        self.device = DEVICE
-        self.priority = priority
-        self.device_index = 0
-        self.cuda_stream = self.stream_id = next(_handles) if stream_id is None else stream_id
+    device = DEVICE
+    device_index = 0
+    priority: int
+    cuda_stream: int
+    stream_id: int
+
+    def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.priority = priority
+        made.cuda_stream = made.stream_id = next(_handles) if stream_id is None else stream_id
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what `__new__` has used."""
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -96,13 +128,18 @@ class EmulatedStream:
     __hash__, __repr__ = _STREAM.__hash__, _STREAM.__repr__
 
     def query(self) -> bool:
+        """Return whether the stream is idle: not at once, unless the host has waited for it."""
+        if progress.is_busy(self.cuda_stream):
+            return False
+        self.synchronize()
         return True
 
     def is_capturing(self) -> bool:
         return is_capturing()
 
     def synchronize(self) -> None:
-        """Do nothing: nothing is queued."""
+        """Note that all work of the stream has passed."""
+        progress.drain(self.cuda_stream, self == current_stream())
 
     def __enter__(self) -> EmulatedStream:
         _current.entered.append(current_stream())
@@ -119,8 +156,8 @@ class EmulatedStream:
 class ExternalStream(EmulatedStream):
     """A stream that other code has made, by its handle."""
 
-    def __init__(self, stream_ptr: int, device: Any = None, **kwargs: Any) -> None:
-        super().__init__(stream_id=stream_ptr)
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Self:
+        return super().__new__(cls, stream_id=stream_ptr)
 
 
 _DEFAULT = EmulatedStream(stream_id=0)
@@ -138,6 +175,13 @@ class _Current(threading.local):
 _current = _Current()
 
 
+def use_device(device: Any) -> None:
+    """Stands for `torch.cuda.set_device`: the emulated device has this number from now on."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None and index >= 0:
+        globals()["DEVICE"] = marks.emulated = torch.device("cuda", index)
+
+
 def current_stream(device: Any = None) -> EmulatedStream:
     return _current.stream
 
@@ -148,86 +192,36 @@ def default_stream(device: Any = None) -> EmulatedStream:
 
 def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
+        progress.use(stream.cuda_stream)
         _current.stream = stream
 
 
-def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
+@contextmanager
+def stream(stream: EmulatedStream | None) -> Iterator[None]:
     """Stands for `torch.cuda.stream`; None changes nothing."""
-    return nullcontext() if stream is None else holding(_current, stream=stream)
+    before = current_stream()
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(before)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that a graph captures, except views, which only compute an address."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.replays: list[Callable[[], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        results = func._schema.returns
-        if any(result.alias_info is None or result.alias_info.is_write for result in results) or not results:
-            made = _made(out, args, kwargs)
-            self.replays.append(lambda: _again(func, args, kwargs, made))
-        return out
+def waited() -> None:
+    """Note that the host has waited for the current stream."""
+    progress.waited(progress.record(current_stream().cuda_stream))
 
 
-class EmulatedGraph:
-    """Stands for `torch.cuda.CUDAGraph`: a replay's results are in the capture's memory."""
+def synchronize(device: Any = None) -> None:
+    """Stands for `torch.cuda.synchronize`."""
+    progress.waited_for_all()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._recorder = _Recorder()
-        self._pool = (0, next(_pools))
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any) -> None:
-        self._pool = pool or self._pool
-        _current.captures = True
-        self._recorder.__enter__()  # type: ignore[no-untyped-call]
-
-    def capture_end(self) -> None:
-        _current.captures = False
-        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def replay(self) -> None:
-        watch = current()
-        quiet: AbstractContextManager[None] = nullcontext() if watch is None else watch.silence()
-        with quiet, torch.no_grad():
-            for replay in self._recorder.replays:
-                replay()
-
-    def reset(self) -> None:
-        self._recorder.replays.clear()
-
-    def instantiate(self) -> None:
-        """Do nothing: a replay needs no preparation."""
-
-    def pool(self) -> tuple[int, int]:
-        return self._pool
+def capturing(is_on: bool) -> None:
+    """Begin or end a capture of the calling thread."""
+    _current.captures = is_on
 
 
 def is_capturing() -> bool:
     """Return whether the calling thread captures a graph."""
     return _current.captures
-
-
-def pool_handle() -> tuple[int, int]:
-    return (0, next(_pools))
-
-
-def replay_too(again: Callable[[], Any]) -> None:
-    """Have the graph that the calling thread captures, if it captures one, do this at each replay."""
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, _Recorder):
-            mode.replays.append(again)
-
-
-def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:
-    for before, now in zip(made, _made(func(*args, **kwargs), args, kwargs), strict=True):
-        before.copy_(now)
-
-
-def _made(out: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors of a result that are not among the arguments."""
-    given = [id(one) for one in tree_leaves((args, kwargs))]
-    return [one for one in tree_leaves(out) if isinstance(one, Tensor) and id(one) not in given]

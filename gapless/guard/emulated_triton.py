@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 from . import marks
 from .arrivals import arriving
@@ -127,7 +128,7 @@ def _run(original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool = False
     on_device = [watch.is_device(tensor) for tensor in tensors]
     if any(on_device) and not all(one or marks.is_pinned(t) for one, t in zip(on_device, tensors, strict=True)):
         watch.flag("host-operand", f"the Triton kernel {kernel.__name__}")
-    streams.replay_too(partial(_run, original, kernel, *args, grid=grid, **kwargs))
+    graphs.replay_too(partial(_run, original, kernel, *args, grid=grid, **kwargs))
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         before, _launch.storages = _launch.storages, [_Marked(storage) for storage in storages.values()]

@@ -1,13 +1,14 @@
 """Finds lines that allocate pinned memory over and over, in place of keeping a ring of buffers.
 
 One buffer, or a ring of them, is allocated once and kept. So an allocation counts if the same line, called from the
-same line, has allocated before and its first buffer is gone.
+same line, allocated before and its first buffer was freed.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,8 @@ def allocated(watch: ThreadState, make: Callable[[], Tensor]) -> Tensor:
         watch.flag("pinned-alloc")
     result = make()
     if first is None:
-        _first[place] = weakref.ref(result.untyped_storage())
+        with suppress(NotImplementedError, RuntimeError):  # some layouts and wrappers have no storage
+            _first[place] = weakref.ref(result.untyped_storage())
     return result
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ContextDecorator, nullcontext
+from contextlib import ContextDecorator
 from itertools import product
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from . import forks, hooks, marks
+from . import forks, hooks, marks, race_reads
 from .emulated_triton import FOLLOWERS
 from .patches import Patches
-from .race_arrays import watched
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_groups import GroupWatch
 from .race_kernels import follow
 from .race_mode import mode
-from .race_report import READ, Race, RaceError
+from .race_report import Race, RaceError
 from .race_threads import ThreadWatch
 from .report import SyncReport
 
@@ -96,18 +95,23 @@ def found() -> list[Race]:
     return _active[0].races if _active else []
 
 
+def begin_again() -> None:
+    """Have what follows race with nothing that was done before; the races so far stay."""
+    for checker in _active[:1]:
+        checker.begin_again()
+
+
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
-    stack.stand_in(Tensor, "tolist", functools.partial(_read, checker))
-    stack.stand_in(Tensor, "__array__", functools.partial(_read, checker))
-    stack.stand_in(Tensor, "numpy", functools.partial(_array, checker))
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        GroupWatch(checker, cuda).install(stack)
         kernels = functools.partial(follow, checker)
         FOLLOWERS.append(kernels)
         stack.callback(FOLLOWERS.remove, kernels)
         checker.follows_results = True
+    race_reads.install(checker, stack)
     ThreadWatch(checker).install(stack)
     stack.enter_context(hooks.observed_by(DeviceWatch(checker)))
     stack.put(checker, "active", True)
@@ -120,21 +124,3 @@ def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
     if count is not None and count() > 0:
         return CudaWatch(checker)
     return EmulatedWatch(checker) if marks.emulated.type == "cuda" else None
-
-
-def _array(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Replace `Tensor.numpy`: an array over pinned memory reads and writes when it is used."""
-    with torch._C.DisableTorchFunction():
-        is_pinned = checker.everything and checker.cuda is not None and checker.cuda.is_pinned(tensor)
-    if not is_pinned:
-        return _read(checker, original, tensor, *args, **kwargs)
-    return watched(original(tensor, *args, **kwargs), functools.partial(checker.reach_part, tensor))
-
-
-def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    # These read memory without an operator.
-    with torch._C.DisableTorchFunction():
-        if tensor.device.type == "cpu":
-            with checker.cuda.reading(tensor) if checker.cuda is not None else nullcontext():
-                checker.reach(tensor, READ)
-    return original(tensor, *args, **kwargs)

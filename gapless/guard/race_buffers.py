@@ -117,6 +117,13 @@ class WatchedBuffers:
         self.by_name[name] = Buffer(start, end, shadow, name, group, keep, host)
         self._sort()
 
+    def begin_again(self) -> None:
+        """Forget all accesses."""
+        self._mine = object()
+        for buffer in self.named:
+            rows, start, nbytes = buffer.shadow, buffer.start, buffer.end - buffer.start
+            buffer.shadow = Rows(start, nbytes, rows.stride) if isinstance(rows, Rows) else Ranges(start)
+
     def keep_only(self, names: set[str]) -> None:
         """Forget the registered buffers with other names."""
         self.by_name = {name: buffer for name, buffer in self.by_name.items() if name in names}
@@ -162,6 +169,10 @@ class WatchedBuffers:
             buffer = self._begin(marks.PINNED.covering(storage) or storage, site)
             setattr(storage, _BUFFER, buffer)
         return buffer, region
+
+    def resized(self, storage: Any) -> None:
+        """Forget the buffer of a storage that has other memory now."""
+        setattr(storage, _BUFFER, None)
 
     def _begin(self, storage: Any, site: int) -> Buffer:
         """Return the buffer of a storage, a new one unless it has one already."""

@@ -31,7 +31,6 @@ class RaceChecker(RaceState):
         super().__init__(raises, one_thread, floor)
         self.active = False
         self.everything = everything
-        """Whether every tensor is watched, registered or not."""
         self.unknown_index = 0
         """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""
@@ -87,6 +86,15 @@ class RaceChecker(RaceState):
     def happens_after(self, key: object) -> None:
         """See `happens_before`."""
         self.agents.acquire(key)
+
+    def begin_again(self) -> None:
+        """Forget all accesses and orders, for a test that is no part of the one before; the races so far stay."""
+        with self.lock:
+            if self.cuda is not None:
+                self.cuda.begin_again()
+            self.agents.begin_again()
+            self.buffers.begin_again()
+            self._pairs.clear()
 
     # Calls of the mode and the watchers.
 
@@ -239,7 +247,7 @@ class RaceChecker(RaceState):
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if cuda is not None and plan.may_wait:
+        if cuda is not None and plan.waits is not None:
             cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:

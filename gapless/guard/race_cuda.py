@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import emulated_streams, marks, race_ops
+from . import emulated_graphs, emulated_streams, marks, race_ops
 from .patches import Patches
-from .race_agents import Actor, Agent, Launched, VectorClock
+from .race_agents import Actor, Agent, GroupProgram, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
-from .race_index import LIST
 from .race_pools import Pools
+from .race_shadow import Ranges
 from .race_state import RaceState
+from .sync_rules import WAITING
+from .watch import ON_WAIT, ThreadState, current
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
@@ -48,6 +50,10 @@ class CudaWatch:
         self._held: dict[Any, _Held] = {}
         """What is held, one for each stream and part of a buffer: the last use of it."""
         self.pools = Pools(checker)
+        self._graph_pools: dict[Any, Buffer] = {}
+        """Buffers that stand for the memory of graphs, by pool."""
+        self._judge = ThreadState()
+        """Decides which operators wait, on threads without a region of syncs."""
 
     # Streams as agents.
 
@@ -71,6 +77,8 @@ class CudaWatch:
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:
         """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+        if isinstance(host, GroupProgram):
+            return host
         stream = self.current(tensor.device.index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
@@ -96,34 +104,14 @@ class CudaWatch:
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
-        copies = plan.copies
-        # The hits of a mask are counted first; for other indexes nothing waits.
-        masks = (torch.bool, torch.uint8)
-        if plan.way == LIST and not any(index is not None and index.dtype in masks for index in args[1]):
+        used = race_ops.tensors(plan, args, kwargs)
+        on_gpu = next((tensor for tensor, _ in used if self.is_device(tensor)), None)
+        to = kwargs.get("device") if plan.copies else None
+        place = on_gpu.device if on_gpu is not None else to if marks.names_device(to) else None
+        if plan.waits is None or place is None:
             return
-        if kwargs.get("output_size") is not None:  # the number that repeat_interleave would wait for
-            return
-        used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
-        on_gpu = [tensor for tensor in used if self.is_device(tensor)]
-        if copies and not self._copy_waits(plan, used, args, kwargs):
-            return
-        if on_gpu or copies:
-            device = on_gpu[0].device.index or 0 if on_gpu else torch.device(kwargs["device"]).index or 0
-            self._host_learns(self.current(device))
-
-    def _copy_waits(self, plan: race_ops.OperatorPlan, used: list[Tensor], args: Sequence[Any], kwargs: Any) -> bool:
-        """Return whether a copy waits: between host and device, unless it is non-blocking with a pinned host side."""
-        sides = [self.is_device(tensor) for tensor in used]
-        host = [tensor for tensor, device in zip(used, sides, strict=True) if not device]
-        to = kwargs.get("device")
-        if to is not None and marks.is_meta(to):
-            return False
-        if to is not None:
-            sides.append(torch.device(to).type == "cuda")
-        if len(set(sides)) < 2:
-            return False
-        # A non-blocking copy to the host without a destination makes a pinned one.
-        return not (race_ops.non_blocking(plan, args, kwargs) and all(self.is_pinned(tensor) for tensor in host))
+        if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITING:
+            self._host_learns(self.current(place.index or 0))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
         """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
@@ -162,6 +150,20 @@ class CudaWatch:
         self._verify(self._held.values())
         self._held.clear()
 
+    def host_knows(self, known: VectorClock) -> None:
+        """The calling thread has seen that the work which ends with this clock is done."""
+        self._learn(known)
+
+    def host_waits(self) -> None:
+        """The calling thread has waited for the current stream."""
+        self._host_learns(self.agent_of(None))
+
+    def begin_again(self) -> None:
+        """Look at the held memory, and forget all that happened."""
+        self._finish()
+        self._known_agents.clear()
+        self.pools = Pools(self._checker)
+
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 
@@ -169,6 +171,8 @@ class CudaWatch:
 
     def install(self, patches: Patches) -> None:
         patches.callback(self._finish)
+        ON_WAIT.append(self.host_waits)
+        patches.callback(ON_WAIT.remove, self.host_waits)
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)
@@ -177,6 +181,8 @@ class CudaWatch:
             patch(stream, name, self._stream_seen)
         patch(self._cuda, "synchronize", self._device_synchronize)
         patches.stand_in(Tensor, "record_stream", self._record_stream)
+        patches.wrap(torch.UntypedStorage, "resize_", self._resize)
+        patches.wrap(self._cuda.CUDAGraph, "replay", self._replay)
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
@@ -218,12 +224,53 @@ class CudaWatch:
         with torch._C.DisableTorchFunction():
             self.pools.keep_for(tensor, self.agent_of(stream))
 
+    def _resize(self, original: Any, storage: Any, nbytes: int) -> Any:
+        """Replace `resize_` of a storage: its memory is freed, and the new one is of the current stream's pool."""
+        before, checker = storage.nbytes(), self._checker
+        if nbytes == before or not checker.everything or not self.is_device(_whole(storage)) or self.captures():
+            return original(storage, nbytes)
+        site = checker.sites.here(2)
+        if before and (place := checker.buffers.place(_whole(storage), site)) is not None:
+            self.pools.gave_back(place[0])
+        result = original(storage, nbytes)
+        checker.buffers.resized(storage)
+        whole = _whole(storage)
+        if nbytes and (place := checker.buffers.place(whole, site)) is not None:
+            stream = self.now(checker.agents.here(), whole)
+            place[0].on_device = True
+            if isinstance(stream, Agent):
+                self.pools.took(place[0], stream, site)
+        return result
+
+    def _replay(self, original: Any, graph: Any) -> None:
+        """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so."""
+        checker, stream = self._checker, self.agent_of(None)
+        site = checker.sites.here(2)
+        checker.agents.wait(stream, self._known(graph))
+        if checker.everything:
+            pool = tuple(graph.pool())
+            memory = self._graph_pools.get(pool)
+            if memory is None:
+                name = f"the memory of graph pool {pool[-1]}"
+                memory = self._graph_pools[pool] = Buffer(0, 1, Ranges(0), name, name, None, False)
+            checker.touched(stream, memory, site)
+        original(graph)
+        setattr(graph, self._mark, checker.agents.record(stream, site))
+
+
+def _whole(storage: Any) -> Tensor:
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
 
 class EmulatedWatch(CudaWatch):
     """Follows emulated streams by the rules of real ones. Device tensors are the marked ones."""
 
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
+
+    def agent(self, device: int, handle: int, name: str = "") -> Agent:
+        return super().agent(0, handle, name)  # there is one device, whatever its number
 
     def captures(self) -> bool:
         # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.
@@ -242,6 +289,17 @@ class EmulatedWatch(CudaWatch):
         stream = self.current(0)  # there is one device: asking the tensor for its own would cost 2 us an operator
         self._checker.agents.enqueue_again(stream, host)
         return stream
+
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
+        return True if emulated_graphs.is_replaying() else super().made(plan, buffer, actor, site)
+
+    def _replay(self, original: Any, graph: Any) -> None:
+        checker = self._checker
+        for tensor in graph.lost() if checker.everything else ():
+            site = checker.sites.here(2)
+            if (place := checker.buffers.place(tensor, site)) is not None:
+                checker.freed_for_graph(place[0], self.agent_of(None), site)
+        super()._replay(original, graph)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[None]:

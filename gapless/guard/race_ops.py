@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .race_index import LIST, WAYS
+from .race_index import WAYS
 from .race_report import READ, WRITE
+from .sync_ops import OpCheck, check_of
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
 _NO_MEMORY = {
@@ -19,15 +20,6 @@ _NO_MEMORY = {
 }  # fmt: skip
 
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
-
-
-# Operators that wait on the host for the current stream: their result, or its size, goes to the host.
-_WAITING = {
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-    "is_nonzero", "equal", "repeat_interleave",
-    # Composites, which inference mode shows whole.
-    "item", "argwhere", "allclose",
-}  # fmt: skip
 
 
 class Arg(NamedTuple):
@@ -54,23 +46,24 @@ class OperatorPlan(NamedTuple):
     """How an index chooses what the operator touches of its first argument; 0 if none does."""
     copies: bool
     """Whether it copies between tensors, which may lie on host and device."""
-    may_wait: bool
-    """Whether the host may wait for the device in it."""
+    waits: OpCheck | None
+    """The check of whether the host waits for the device in it; None where it never does."""
     custom: str
     """The full name of an operator that is not torch's own: its accesses by row are known if they were stated."""
+    around: Any = None
+    """Runs an idle operator in another way: called with its runner, the operator, its arguments and keywords."""
 
 
 def plan(op: Any) -> OperatorPlan:
     """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return OperatorPlan(op, "", (), True, False, 0, False, False, "")
+        return OperatorPlan(op, "", (), True, False, 0, False, None, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
     args = () if name in _NO_MEMORY else _arguments(schema)
     chosen, copies, custom = WAYS.get(name, 0), name in _COPIES, "" if space == "aten" else schema.name
-    may_wait = copies or name in _WAITING or chosen == LIST
-    return OperatorPlan(op, name, args, not args and not makes, makes, chosen, copies, may_wait, custom)
+    return OperatorPlan(op, name, args, not args and not makes, makes, chosen, copies, check_of(schema), custom)
 
 
 def non_blocking(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -58,13 +58,23 @@ class Pools:
 
     def _take(self, buffer: Buffer, stream: Agent, site: int) -> None:
         while self._gone:
-            block = self._live.pop(self._gone.popleft())
-            if not self._checker.reused(block.buffer, block.pool, block.users, -1):
-                self._free.setdefault(block.pool.index, []).append(block)
+            self._free_block(self._live.pop(self._gone.popleft()))
         waiting, nbytes = self._free.pop(stream.index, []), _block_bytes(buffer)
         left = [b for b in waiting[-FREED_BLOCKS_KEPT:] if not self._reuse(b, stream, nbytes, site)]
         if left:
             self._free[stream.index] = left
+
+    def gave_back(self, buffer: Buffer) -> None:
+        """Note that memory is freed while its storage lives on."""
+        with self._checker.lock:
+            block = self._live.pop(id(buffer), None)
+            if block is not None:
+                block.storage = None
+                self._free_block(block)
+
+    def _free_block(self, block: _Block) -> None:
+        if not self._checker.reused(block.buffer, block.pool, block.users, -1):
+            self._free.setdefault(block.pool.index, []).append(block)
 
     def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> _Block:
         """Follow memory that another than its pool uses, which is rare, until it is freed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import forks
-from .race_agents import Actor, Agent, Agents, Launched
+from .race_agents import OF_GROUP, Actor, Agent, Agents, Launched
 from .race_buffers import Buffer, Checksum, WatchedBuffers
 from .race_report import REUSE, VERBS, WRITE, Race, RaceError, RaceSide
 from .race_shadow import MemoryAccess
@@ -14,6 +14,9 @@ from .sites import UNKNOWN, Sites
 
 class RaceState:
     """The part of a checker that its watchers of streams and allocators use too."""
+
+    everything = False
+    """Whether every tensor is watched, registered or not."""
 
     def __init__(self, raises: bool, one_thread: bool, floor: Any) -> None:
         self.races: list[Race] = []
@@ -49,6 +52,30 @@ class RaceState:
         if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
             self.raise_pending()
         return not conflicts
+
+    def touched(self, actor: Actor, buffer: Buffer, site: int) -> None:
+        """Note that the actor writes all of a buffer, in a way that no operator shows."""
+        with self.lock:
+            conflicts = buffer.shadow.touch(actor, WRITE, (buffer.start, buffer.end, None, None), site)
+            found = [self.note_race(actor, buffer, WRITE, site, one) for one in conflicts]
+        if any(found):
+            self.raise_pending()
+
+    def freed_for_graph(self, buffer: Buffer, stream: Agent, site: int) -> None:
+        """Report that a graph is replayed which uses memory that was freed after its capture."""
+        missing = (
+            "it was freed after the graph was captured, so the allocator may have given its memory to another tensor"
+        )
+        mend = "keep a reference to each tensor that a capture reads or writes for as long as the graph is replayed"
+        sides = (
+            RaceSide("the allocator", "", "was given", ()),
+            RaceSide(stream.title(), "", "replays a graph that uses", self.sites.frames(site)),
+        )
+        part = f"bytes 0..{buffer.end - buffer.start}"
+        with self.lock:
+            is_new = self._keep(self._group(buffer), Race(self.name(buffer), part, missing, mend, *sides))
+        if is_new:
+            self.raise_pending()
 
     def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
         """Report that memory which a stream uses was written, unseen, while the use was in flight."""
@@ -149,6 +176,10 @@ class RaceState:
 def _mend(who: Agent, whom: Agent, after: str, reuse: bool) -> str:
     if reuse:
         return f"call record_stream on it for {whom.name}, or keep it until {who.name} waits for an event after that"
+    if whom.name.startswith(OF_GROUP):
+        return "call wait() on the collective's work before it"
+    if who.name.startswith(OF_GROUP):
+        return f"have the stream that is current at the collective wait for {whom.title()} before it"
     if whom.name.startswith("cuda:"):  # a stream of torch's own
         wait = f"{who.name}.wait_event(event)" if who.is_stream else "event.synchronize()"
         return f"{wait} before it, for an event that {whom.name} records after its own"

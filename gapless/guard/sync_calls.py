@@ -20,10 +20,10 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
+from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
-from .operators import OPERATORS, composite
-from .patches import leave_uncompiled
+from .operators import NONE_GIVEN, OPERATORS, composite
+from .patches import holding, leave_uncompiled
 from .pinned_allocs import allocated
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
@@ -122,26 +122,34 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
+        dtype, form = _dtype(call), call.kwargs.get("memory_format")
         if takes_apart((type(source),)):
             # It copies the tensors inside; Tensor.to would ask for the driver.
-            kind = next(
-                (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.dtype)), None
-            )
-            return _TO_COPY(source, dtype=kind, device=marks.emulated, non_blocking=non_blocking)
+            return _TO_COPY(source, dtype=dtype, device=marks.emulated, non_blocking=non_blocking)
+        if on_host and source.layout is torch.strided:
+            # A host tensor and its copy on the device are two tensors. The copy is an operation for the race checker
+            # too, and converts as well: the stream reads the host tensor, not a host tensor made of it.
+            return moved(source, lambda host: _device_copy(watch, host, non_blocking, dtype, form), CPU)
         result = _run(_with_device(call, CPU))
-        if not on_host:
-            marks.DEVICE_TENSORS.add(result)
-            return result
-        # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
-        return moved(result, lambda host: _device_copy(watch, host, non_blocking), CPU)
+        return marks.device_tensor(result.clone() if on_host else result)
 
 
-def _device_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
+def _dtype(call: TorchCall) -> torch.dtype | None:
+    """Return the type that Tensor.to converts to, or None."""
+    values = (*call.args[1:], *call.kwargs.values())
+    named = (value.dtype if isinstance(value, Tensor) else value for value in values)
+    return next((value for value in named if isinstance(value, torch.dtype)), None)
+
+
+def _device_copy(
+    watch: ThreadState, source: Tensor, non_blocking: bool, dtype: torch.dtype | None = None,
+    form: torch.memory_format | None = None,
+) -> Tensor:  # fmt: skip
     if source.layout is not torch.strided:
         return marks.device_tensor(source.clone())
-    strides = torch.empty_like(source, device="meta").stride()
+    like = torch.empty_like(source, device="meta", dtype=dtype, memory_format=form or torch.preserve_format)
     with watch.placing():
-        copy = torch.empty_strided(source.shape, strides, dtype=source.dtype)
+        copy = torch.empty_strided(source.shape, like.stride(), dtype=like.dtype)
     return marks.device_tensor(copy).copy_(source, non_blocking)
 
 
@@ -260,16 +268,18 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
 
 def _placed(watch: ThreadState, call: TorchCall) -> Any:
     """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
-    kwargs = dict(call.kwargs)
+    kwargs, device = dict(call.kwargs), call.kwargs.get("device")
     if isinstance(call.func, torch._ops.OpOverload) and not kwargs.get("pin_memory"):
         return _run(call)  # the dispatch half places it
-    if kwargs.get("pin_memory"):
-        if marks.has_accelerator():
-            return allocated(watch, lambda: _run(call))
-        del kwargs["pin_memory"]
-        return allocated(watch, lambda: marks.pinned_tensor(call.func(*call.args, **kwargs)))
-    if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
-        return _run(call)
+    # `empty_like(x, device="cpu")` of a device tensor is on the host.
+    with holding(watch, to_host=watch.to_host or (device is not None and not marks.names_device(device))):
+        if kwargs.get("pin_memory"):
+            if marks.has_accelerator():
+                return allocated(watch, lambda: _run(call))
+            del kwargs["pin_memory"]
+            return allocated(watch, lambda: marks.pinned_tensor(call.func(*call.args, **kwargs)))
+        if not (marks.names_device(device) and marks.must_emulate(device)):
+            return _run(call)
     kwargs["device"] = CPU
     with watch.placing():
         result = call.func(*call.args, **kwargs)
@@ -287,7 +297,8 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
 def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
     def pinned() -> Tensor:
         with watch.silence(to_host=True):
-            return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+            made: Tensor = _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+            return made
 
     # A DataLoader's batches are freed as fast as they are made, so the allocator has a block for each.
     return pinned() if caller().endswith(_LOADERS) else allocated(watch, pinned)
@@ -361,7 +372,7 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
 
 def _composite(watch: ThreadState, call: TorchCall) -> Any:
     """Run an operator that is made of others, whose body is the user's code."""
-    body = composite(call.func)
+    body = composite(*call)
     assert body is not None
     with watch.called_back():
         return body(*call.args, **call.kwargs)
@@ -408,6 +419,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.nn.functional.triplet_margin_with_distance_loss: _calling,
     torch.lobpcg: _calling,
+    torch.ops.higher_order.cond: branching,
+    torch.ops.higher_order.while_loop: branching,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
@@ -452,7 +465,7 @@ class SyncCalls(TorchFunctionMode):
         default = marks.default.device
         if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
             handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
-        if type(func) in OPERATORS and composite(func):
+        if type(func) in OPERATORS and composite(func, args, kwargs or NONE_GIVEN):
             handler = _composite
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer

@@ -19,6 +19,7 @@ from .patches import leave_uncompiled
 from .refusals import refusal_of
 from .watch import ThreadState, TorchCall
 from .watched import TALLY
+from .wider import lacking
 
 Args = Sequence[Any]
 RunOp = Callable[[Any, Args, dict[str, Any]], Any]
@@ -106,17 +107,27 @@ def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | 
 def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     target, source = args[0], args[1]
     non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-    if not target.numel():
+    if not target.numel() or _deep_copies(watch):
         return None
     if not watch.is_device(target):
-        TALLY.add("copies")
         return copy_rule(target, non_blocking, up=False)
     if watch.is_device(source):
         return None
-    TALLY.add("copies")
     if source.dim() == 0 and watch.call is not None and watch.call.func is Tensor.__setitem__:
         return "scalar-assign"
     return copy_rule(source, non_blocking, up=True)
+
+
+def _counted_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    if args[0].numel() and not (watch.is_device(args[0]) and watch.is_device(args[1])):
+        TALLY.add("copies")
+    return _copy(watch, args, kwargs)
+
+
+def _deep_copies(watch: ThreadState) -> bool:
+    """Return whether the call copies an emulated device tensor by its storage, which is on the device on a GPU too."""
+    call = watch.call
+    return call is not None and call.func is Tensor.__deepcopy__ and not watch.real and watch.is_device(call.args[0])
 
 
 def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
@@ -136,13 +147,15 @@ def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 
 def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     """Check conversions inside other calls. An emulated device tensor really is on the CPU, and stays there."""
-    target = kwargs.get("device")
-    if target is None or marks.names_device(target) or marks.is_meta(target) or not marks.on_accelerator(args[0]):
+    target, source, non_blocking = kwargs.get("device"), args[0], bool(kwargs.get("non_blocking"))
+    if target is None or marks.is_meta(target) or not source.numel():
         return None
-    return None if kwargs.get("non_blocking") else "copy-to-host"
+    if marks.names_device(target):
+        return None if watch.is_device(source) else copy_rule(source, non_blocking, up=True)
+    return "copy-to-host" if marks.on_accelerator(source) and not non_blocking else None
 
 
-_CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
+CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
     (_always("host-read"), "equal is_nonzero allclose _linalg_check_errors"),
     # These check their results inside of one operator.
     (_always("host-read"), "_linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq linalg_pinv"),
@@ -151,8 +164,6 @@ _CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
     (_always("host-read"), "linspace logspace"),
     (_always("data-size"), "_to_sparse nonzero nonzero_numpy argwhere masked_select"),
     (_always("counted-size"), "_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount"),
-    # These take host tensors on purpose.
-    (_always(""), "set_.source_Storage set_.source_Tensor is_pinned"),
     (_read, "_local_scalar_dense item"),
     (_if_checked, "linalg_inv_ex linalg_cholesky_ex linalg_lu_factor_ex _linalg_solve_ex linalg_ldl_factor_ex"),
     (_histc, "histc"),
@@ -163,8 +174,15 @@ _CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
     (_tensor_value(3), "index_fill.int_Tensor index_fill_.int_Tensor"),
     (_copy, "copy_"),
     (_to_copy, "_to_copy"),
-    (_lift, "lift_fresh"),
 ) for name in names.split()}  # fmt: skip
+"""The checks of operators that may wait, for the checker of races too. They change nothing."""
+
+_OTHER_CHECKS: dict[str, OpCheck] = {
+    "aten::copy_": _counted_copy,
+    "aten::lift_fresh": _lift,
+    # These take host tensors on purpose.
+    **dict.fromkeys(("aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::is_pinned"), _always("")),
+}
 
 _REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")
 
@@ -203,13 +221,18 @@ def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     return None if all(marks.is_pinned(tensor) for tensor in hosts) else "host-operand"
 
 
+def check_of(schema: Any, checks: dict[str, OpCheck] = CHECKS) -> OpCheck | None:
+    """Return the check of one overload of an operator, or of all of them."""
+    return checks.get(f"{schema.name}.{schema.overload_name}") or checks.get(schema.name)
+
+
 def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator, whose arguments are functions and their arguments
         return Op(_always(""), True, False, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    check = _CHECKS.get(full) or _CHECKS.get(schema.name)
+    check = check_of(schema, _OTHER_CHECKS) or check_of(schema)
     plain, foreign = full in _PLAIN, not schema.name.startswith(TORCHS)
     if check is None and foreign and not func._can_decompose():
         check = _foreign
@@ -292,7 +315,12 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except RuntimeError as error:
+            if not device or watch.real:
+                raise
+            out = lacking(func, args, kwargs, error)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             mark(out)
             if op.reduces and isinstance(out, Tensor):

@@ -169,6 +169,13 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
 )}  # fmt: skip
 """The rules by their ids."""
 
+WAITING = frozenset((
+    "host-read", "host-size", "copy-to-host", "host-index", "scalar-assign", "list-to-device", "upload",
+    "index-by-host", "index-put-scalar", "data-size", "mask-index", "repeat-interleave", "counted-size",
+    "device-split", "type-hop", "unpinned-download",
+))  # fmt: skip
+"""Rules of calls that return after all work that was queued before them on the current stream."""
+
 CUDA_WAITS = (
     ("torch.cuda", "synchronize", "stream-wait"),
     ("torch.cuda.Stream", "synchronize", "stream-wait"),

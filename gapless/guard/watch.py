@@ -23,7 +23,7 @@ from .patches import holding
 from .report import Finding, SyncReport
 from .sites import Frame, caller, user_stack
 from .suppress import comment_at
-from .sync_rules import RULES
+from .sync_rules import RULES, WAITING
 
 Predicate = Callable[[Tensor], bool]
 Mode = Literal["raise", "record"]
@@ -75,6 +75,8 @@ class ThreadState:
         self.call: TorchCall | None = None
         self.calls: Any = None
         """The function mode of this thread's regions."""
+        self.ops: Any = None
+        """Their dispatch mode."""
         self.within: TorchCall | None = None
         """The call from inside which torch calls the user's code back, while it does so."""
         self.quiet = 0
@@ -123,6 +125,9 @@ class ThreadState:
         self.reported = True
         called = function_name(self.call.func) if self.call else RULES[rule].what
         self.deliver(make_finding(rule, what or called, detail))
+        if rule in WAITING:
+            for follow in ON_WAIT:
+                follow()
 
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
         """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
@@ -175,6 +180,10 @@ class ThreadState:
 
 REPORT_SINKS: list[SyncReport] = []
 """The runners' reports, which get every finding of every region. While there is one, no region raises."""
+
+
+ON_WAIT: list[Callable[[], None]] = []
+"""Called at each wait that is flagged, by what follows the order of streams: some waits show no operator."""
 
 
 class _Local(threading.local):

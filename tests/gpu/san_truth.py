@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from guard.step_programs import PROGRAMS, Program, marked_lines
+from guard.test_race_waits import NEVER_WAITS, SET_UP, WAITS, names_of_lines
 from guard.test_sync_rules import CASES, Case, World
 
 from gapless import guard
@@ -359,6 +360,58 @@ def _adds(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+def lines_that_wait(load: Load) -> list[Truth]:
+    """Measure the lines of which test_race_waits.py holds that they wait, or do not."""
+    names, rows = names_of_lines(), []
+    exec(SET_UP, names)
+    for expected, lines in ((False, NEVER_WAITS), (True, WAITS)):
+        for line in lines:
+            code = compile(line, line, "exec")
+            rows.append(measured(line, "waits", expected, lambda code=code: exec(code, names), load, __file__))
+    return rows
+
+
+def memory_and_graphs(load: Load) -> list[Truth]:
+    """Hold what the detector of races takes for granted of queries, freed memory and graphs."""
+    x, event, side = torch.ones(1 << 20, device="cuda"), torch.cuda.Event(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    load.queue()
+    event.record()
+    passed = event.query() or torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    freed, at = torch.ones(1 << 20, device="cuda"), [0, 0, 0]
+    at[0] = freed.data_ptr()
+    freed.untyped_storage().resize_(0)
+    other = torch.empty(1 << 20, device="cuda")
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for number, graph in enumerate(graphs):
+        with torch.cuda.graph(graph, pool=graphs[0].pool() if number else None):
+            made = x * 2
+            at[1 + number] = made.data_ptr()
+            x.add_(made.sum() * 0)
+            del made
+    side.wait_stream(torch.cuda.current_stream())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        load.queue()
+        graphs[0].replay()
+    began = time.perf_counter()
+    graphs[0].replay()
+    torch.cuda.current_stream().synchronize()
+    took = (time.perf_counter() - began) * 1e3
+    torch.cuda.synchronize()
+    claims = {
+        "a query while the device is busy is true": (False, passed),
+        "the memory of a resized storage is given out again": (True, other.data_ptr() == at[0]),
+        "graphs of one pool use the same memory": (True, at[1] == at[2]),
+        "a replay follows the last replay of its graph on another stream": (True, took > load.ms / 2),
+    }
+    return [
+        Truth(name, "memory", expected, did, 0.0, [], [], "" if did == expected else f"it is {did}", "is so")
+        for name, (expected, did) in claims.items()
+    ]
+
+
 def programs(load: Load) -> list[Truth]:
     """Measure every program, and compare its marked lines with those that torch and no_sync find."""
     return [_program(program, load) for program in PROGRAMS]
@@ -424,7 +477,7 @@ def main() -> int:
         return 0
     load = Load()
     rows = [*catalogue(load), *entry_points(load), *unseen_reads(load), *programs(load), *races(load)]
-    rows += [*whole_programs(), *collectives(load)]
+    rows += [*whole_programs(), *collectives(load), *lines_that_wait(load), *memory_and_graphs(load)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(by_rule(rows)))
     print("\n".join(shown(row) for row in rows if options.all or row.fault))

@@ -71,7 +71,7 @@ def programs() -> list[object]:
     return [pytest.param(path, id=path.relative_to(HERE).as_posix(), marks=marks[path]) for path in BAD]
 
 
-def test_every_bad_program_names_what_it_does_and_has_a_twin():
+def test_every_bad_program_is_marked_and_has_a_twin():
     assert BAD
     for path in BAD:
         assert marked(path), path
@@ -88,6 +88,6 @@ def test_the_bad_program_gives_what_its_comments_name(run, path):
 
 
 @pytest.mark.parametrize("path", programs())
-def test_its_good_twin_gives_no_report(run, path):
+def test_the_good_twin_gives_no_report(run, path):
     code, report, said = run(path.with_name(path.name.replace("_bad", "_good")))
     assert (code, report["reports"], report["incomplete"]) == (0, 0, ""), said
