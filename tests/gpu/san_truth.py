@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from gpu import callback_forms
 from guard.step_programs import PROGRAMS, Program, marked_lines
 from guard.test_race_waits import NEVER_WAITS, SET_UP, WAITS, names_of_lines
 from guard.test_sync_rules import CASES, Case, World
+from torch._C import DisableTorchFunction
 
 from gapless import guard
 from gapless.guard.detectors import Detectors
@@ -254,7 +256,7 @@ def unseen_reads(load: Load) -> list[Truth]:
     x = torch.ones(1024, device="cuda")
 
     def past_modes(read: bool) -> None:
-        with torch._C.DisableTorchFunction(), Unseen():
+        with DisableTorchFunction(), Unseen():
             total = x.sum()
             if read:
                 total.item()
@@ -263,6 +265,7 @@ def unseen_reads(load: Load) -> list[Truth]:
         measured("a read past the modes, bad", "device-sync", True, lambda: past_modes(True), load, __file__),
         measured("a sum past the modes, good", "device-sync", False, lambda: past_modes(False), load, __file__),
     ]
+    rows += [measured(name, *form, load, callback_forms.__file__) for name, form in callback_forms.forms().items()]
     return [found_too(row) for row in rows]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu import san_truth
+from gpu import callback_forms, san_truth
 
 from gapless.guard import race
 from gapless.guard.detectors import Detectors
@@ -29,3 +29,9 @@ def test_a_compiled_function_runs_uncompiled_and_a_captured_operator_is_not_accu
     assert not any(row.fault for name, row in rows.items() if name != "an operator under capture")
     # An emulated graph runs what it captures, which a real one does not.
     assert rows["an operator under capture"].fault == "expected no runs at once"
+
+
+def test_forms_in_what_torch_calls_back_are_found_if_they_wait():
+    with Detectors(["sync"], emulate_cuda=True):
+        for name, (rule, waits, form) in callback_forms.forms().items():
+            assert [found for found, _ in san_truth.found_rules(form)] == [rule] * waits, name
