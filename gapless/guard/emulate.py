@@ -3,7 +3,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +16,9 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 
 from . import emulated_device as device
+from . import emulated_groups as groups
+from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
-from . import emulated_triton, marks
 from .emulated_cudart import CudaRuntime
 from .emulated_progress import StreamProgress
 from .patches import Patches
@@ -191,19 +192,6 @@ def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
     return original(autocast, *error)
 
 
-def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace the makers of process groups: tensors of the device are on the CPU, so gloo takes them."""
-    if "backend" in kwargs:
-        kwargs["backend"] = _backend(kwargs["backend"])
-    kwargs.pop("device_id", None)
-    return original(*map(_backend, args), **kwargs)
-
-
-def _backend(name: Any) -> Any:
-    """Return the name of a backend with gloo in the place of nccl; anything else, such as an address, as it is."""
-    return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
-
-
 def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) -> tuple[Tensor, ...]:
     return (tensor.to("cuda", non_blocking=True),)
 
@@ -226,7 +214,9 @@ def emulated_cuda(seed: int = 0) -> Iterator[None]:
         emulated_triton.install(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
+        patches.put(streams, "DEVICE", streams.DEVICE)
         patches.put(marks, "emulated", streams.DEVICE)
+        streams.use_device(int(os.environ.get("LOCAL_RANK", 0)))
         yield
 
 
@@ -258,6 +248,7 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    patches.put(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
     for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
         patches.hide(torch._C, name)
@@ -282,10 +273,6 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch, "set_default_tensor_type", _set_default_type)
     patches.wrap(torch.autocast, "__enter__", _enter_autocast)
     patches.wrap(torch.autocast, "__exit__", _exit_autocast)
-    groups = torch.distributed
-    if groups.is_available():
-        for owner in (groups, groups.distributed_c10d):
-            patches.wrap(owner, "init_process_group", _make_group)
-            patches.wrap(owner, "new_group", _make_group)
-            patches.put(owner, "is_nccl_available", lambda: True)
+    groups.install(patches)
+    emulated_sharing.install(patches)
     patches.callback(setattr, marks.default, "device", None)

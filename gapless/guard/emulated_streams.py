@@ -15,9 +15,11 @@ from typing import Any, Self
 
 import torch
 
+from . import marks
 from .emulated_progress import Point, StreamProgress
 
 DEVICE = torch.device("cuda", 0)
+"""The one device. Its number is the one that the process chose, as a rank does whose launcher started several."""
 _STREAM: Any = torch.cuda.Stream
 
 _handles = count(1)
@@ -171,6 +173,13 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def use_device(device: Any) -> None:
+    """Stands for `torch.cuda.set_device`: the emulated device has this number from now on."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None and index >= 0:
+        globals()["DEVICE"] = marks.emulated = torch.device("cuda", index)
 
 
 def current_stream(device: Any = None) -> EmulatedStream:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import forks
 
@@ -46,7 +47,7 @@ _is_wrapped, _unwrapped = _transforms.is_functorch_wrapped_tensor, _transforms.g
 
 
 def owner_of(tensor: Tensor) -> Any:
-    """Return the storage of a tensor, or what is marked in its place where it has none."""
+    """Return the storage of a tensor, or the object that is marked if it has none."""
     try:
         return tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
     except (NotImplementedError, RuntimeError):
@@ -123,6 +124,12 @@ PINNED = Marks()
 """Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
+def has(storage: Any) -> bool:
+    """Return whether a storage is marked as a device's."""
+    ref = DEVICE_TENSORS.refs.get(id(storage))
+    return ref is not None and ref() is storage
+
+
 def device_tensor(value: T) -> T:
     """Mark a tensor, or all tensors of a module or container, as device tensors; returns `value`.
 
@@ -145,6 +152,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a tensor, a module (parameters and buffers), or nested dicts, lists, tuples and sets."""
     if isinstance(value, Tensor):
         yield value
+        if type(value) is not Tensor and is_traceable_wrapper_subclass(value):
+            yield from inside(value)
     elif isinstance(value, torch.nn.Module):
         yield from value.parameters()
         yield from value.buffers()

@@ -55,7 +55,7 @@ def _replace(kind: Any, noted: Noted) -> None:
     give_out = _GiveOut(original)
 
     def given_out(array: Any, view: int, flags: int) -> int:
-        # No exception may leave this: C code would go on with a buffer that was never filled in.
+        # No exception may leave this: C code would use a buffer that was never filled in.
         with suppress(BaseException):
             noted(array, bool(flags & _WRITABLE))
         try:

@@ -17,6 +17,7 @@ _ABSENT = (
     ("CUDA driver version is insufficient", ""), ("no CUDA-capable device", ""), ("without ATen_cuda", ""),
     ("Graph is not supported on device type", "torch.accelerator.Graph"), ("accelerator device when none is", ""),
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
+    ("Work::getFuture not implemented", "the future of this collective's work"), ("with Gloo", "this reduction"),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
     ("Unsupported dtype Half", "FFT of half-precision numbers"),
 )  # fmt: skip

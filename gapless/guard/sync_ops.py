@@ -152,9 +152,7 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
         return None
     if marks.names_device(target):
         return None if watch.is_device(source) else copy_rule(source, non_blocking, up=True)
-    if not marks.on_accelerator(source):
-        return None
-    return "pinned-alloc" if non_blocking else "copy-to-host"
+    return "copy-to-host" if marks.on_accelerator(source) and not non_blocking else None
 
 
 CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (

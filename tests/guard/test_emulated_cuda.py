@@ -138,7 +138,7 @@ REFUSED = {
     "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),
     "torch.cuda.cudart().cudaStreamCreate": lambda: torch.cuda.cudart().cudaStreamCreate(0),
     "torch.cuda.memory.get_allocator_backend": lambda: torch.cuda.get_allocator_backend(),
-    "torch.cuda.nccl.version": lambda: torch.cuda.nccl.version(),
+    "torch.cuda.nccl.unique_id": lambda: torch.cuda.nccl.unique_id(),
 }
 
 
