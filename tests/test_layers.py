@@ -53,7 +53,11 @@ EXTRA_ROOMS = {"engine/checkers.py": {"guard"}, "testing/guarded.py": {"guard"}}
 NO_TORCH = {"base", "pace", "memory", "offload", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
-EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
+EXTRA_LIBRARIES = {
+    "model/weights.py": {"safetensors"},
+    "guard/pytest_plugin.py": {"pytest"},
+    "guard/pytest_session.py": {"pytest"},
+}
 EXTRA_LIBRARIES |= {"model/gguf_files.py": {"gguf"}, "model/gguf_tensors.py": {"gguf"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}

@@ -1,7 +1,7 @@
-"""Child processes of a checked program: forked ones stay checked, and so do multiprocessing's other children.
+"""Child processes of a checked program: forked ones stay checked, and so do ones that start this Python again.
 
 Each child leaves what it found in a folder of its parent's, when it ends. What is lost: the report of a child that is
-killed, and that of one that `subprocess` starts, which is not checked.
+killed, or that outlives its parent. Not checked are other programs, and code that a shell or `python -c` runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,14 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import forks
+from . import child_commands, forks
 from .patches import Patches
 
 WAIT_S = 10.0
 """The longest wait for children that still run at the program's end; multiprocessing waits for them."""
-
-_STARTS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
-"""First arguments of multiprocessing's commands that start a Python for children."""
 
 
 class Children:
@@ -46,6 +44,7 @@ class Children:
         self._name = ""
         self._leaves = False
         patches.wrap(os, "_exit", self._exit)
+        patches.wrap(subprocess.Popen, "__init__", self._popen)
         # torch has loaded it if there are processes at all.
         starter = sys.modules.get("multiprocessing.util")
         if starter is not None:
@@ -71,10 +70,18 @@ class Children:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._is_first or self.is_child:
             return [], 0
-        reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._folder.glob("*.json"))]
-        lost = len(list(self._folder.glob("*.begun"))) - len(reports)
+        reports, lost = self.ended(), len(list(self._folder.glob("*.begun")))
         shutil.rmtree(self._folder, ignore_errors=True)
         return reports, lost
+
+    def ended(self) -> list[Any]:
+        """Take the reports of the children that ended since the last call."""
+        files = [] if self.is_child else sorted(self._folder.glob("*.json"))
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        for file in files:
+            file.with_suffix(".begun").unlink()
+            file.unlink()
+        return reports
 
     def _wait(self) -> None:
         processes: Any = sys.modules.get("multiprocessing.process")
@@ -119,11 +126,13 @@ class Children:
     # In a parent.
 
     def _spawn(self, original: Any, path: str, args: list[Any], passfds: Any) -> int:
-        words = list(args)
-        at = words.index("-c") + 1 if "-c" in words else len(words)
-        if at < len(words) and words[at].startswith(_STARTS):
-            root = str(Path(__file__).resolve().parents[len(__package__.split("."))])
-            first = f"import sys; sys.path.append({root!r}); from {__package__}.detectors import arrive"
-            options = json.dumps({**self._options, "serves": "forkserver" in words[at]})
-            words[at] = f"{first}; arrive({options!r}); {words[at]}"
-        return int(original(path, words, passfds))
+        return int(original(path, child_commands.spawned(args, self._options), passfds))
+
+    def _popen(self, original: Any, process: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+        # `rest` begins with the buffer's size and the executable.
+        if not (kwargs.get("shell") or kwargs.get("executable") or len(rest) > 1):
+            watched = child_commands.started(args, self._options)
+        else:
+            watched = args
+        original(process, watched, *rest, **kwargs)
+        process.args = args

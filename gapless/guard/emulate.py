@@ -3,7 +3,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +15,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
+from . import emulated_groups as groups
+from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
-from . import emulated_triton, marks
+from .emulated_cudart import CudaRuntime
 from .emulated_progress import StreamProgress
 from .patches import Patches
 from .refusals import refuse
@@ -29,7 +31,7 @@ _PARTS = ("memory", "random", "streams", "graphs")
 _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
     "list_gpu_processes", "MemPool", "GreenContext", "CUDAPluggableAllocator", "change_current_allocator",
-    "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
+    "caching_allocator_alloc", "caching_allocator_delete", "current_blas_handle", "current_solver_handle",
     "make_graphed_callables",
 )  # fmt: skip
 """Names of torch.cuda that would end in the driver with an unclear error."""
@@ -181,19 +183,6 @@ def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
     return original(autocast, *error)
 
 
-def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace the makers of process groups: tensors of the device are on the CPU, so gloo takes them."""
-    if "backend" in kwargs:
-        kwargs["backend"] = _backend(kwargs["backend"])
-    kwargs.pop("device_id", None)
-    return original(*map(_backend, args), **kwargs)
-
-
-def _backend(name: Any) -> Any:
-    """Return the name of a backend with gloo in the place of nccl; anything else, such as an address, as it is."""
-    return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
-
-
 def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) -> tuple[Tensor, ...]:
     return (tensor.to("cuda", non_blocking=True),)
 
@@ -216,7 +205,9 @@ def emulated_cuda(seed: int = 0) -> Iterator[None]:
         emulated_triton.install(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
+        patches.put(streams, "DEVICE", streams.DEVICE)
         patches.put(marks, "emulated", streams.DEVICE)
+        streams.use_device(int(os.environ.get("LOCAL_RANK", 0)))
         yield
 
 
@@ -233,6 +224,10 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    runtime = CudaRuntime()
+    patches.put(cuda, "_cudart", runtime)
+    patches.put(cuda, "cudart", lambda: runtime)
+    patches.callback(marks.PINNED.registered.clear)
     # Its operators take tensors of real devices alone.
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     patches.put(torch.backends.cudnn, "version", lambda: None)
@@ -244,6 +239,7 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    patches.put(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
     for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
         patches.hide(torch._C, name)
@@ -267,10 +263,6 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch, "set_default_tensor_type", _set_default_type)
     patches.wrap(torch.autocast, "__enter__", _enter_autocast)
     patches.wrap(torch.autocast, "__exit__", _exit_autocast)
-    groups = torch.distributed
-    if groups.is_available():
-        for owner in (groups, groups.distributed_c10d):
-            patches.wrap(owner, "init_process_group", _make_group)
-            patches.wrap(owner, "new_group", _make_group)
-            patches.put(owner, "is_nccl_available", lambda: True)
+    groups.install(patches)
+    emulated_sharing.install(patches)
     patches.callback(setattr, marks.default, "device", None)

@@ -148,19 +148,25 @@ def _of_device(value: Any, names: str) -> dict[str, Callable[..., Any]]:
     return _each(names, lambda device=None: value)
 
 
+def device_count() -> int:
+    """Return the number of devices that programs see: one, or one for each rank that a launcher started here."""
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), streams.DEVICE.index + 1)
+
+
 CUDA: dict[str, Any] = {
     **_all(True, "is_available is_initialized"),
     "is_bf16_supported": lambda including_emulation=True: True,
     **_all(False, "is_tf32_supported"),
     "can_device_access_peer": lambda device, peer_device: False,
-    **_all(1, "device_count"),
-    **_all(0, "current_device get_sync_debug_mode"),
+    "device_count": _own(device_count),
+    "current_device": lambda: streams.DEVICE.index,
+    **_all(0, "get_sync_debug_mode"),
     # The functions behind `with torch.cuda.device(...)`.
-    **_each("_exchange_device _maybe_exchange_device", lambda device: 0),
+    **_each("_exchange_device _maybe_exchange_device", lambda device: streams.DEVICE.index),
     **_all(None, "init empty_cache ipc_collect reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
     **_each("synchronize", streams.synchronize),
     **_of_device(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
-    "set_device": lambda device: None,
+    "set_device": streams.use_device,
     "set_sync_debug_mode": lambda debug_mode: None,
     "set_per_process_memory_fraction": lambda fraction, device=None: None,
     "get_device_properties": properties,
@@ -192,12 +198,12 @@ CUDA: dict[str, Any] = {
 
 ACCELERATOR: dict[str, Any] = {
     **_all(True, "is_available"),
-    **_all(1, "device_count"),
-    **_all(0, "current_device_index current_device_idx"),
+    "device_count": _own(device_count),
+    **_each("current_device_index current_device_idx", lambda: streams.DEVICE.index),
     **_all(None, "empty_host_cache empty_cache"),
     **_each("synchronize", streams.synchronize),
     **_of_device(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
-    **_each("set_device_index set_device_idx", lambda device: None),
+    **_each("set_device_index set_device_idx", streams.use_device),
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": nullcontext,
     "get_device_capability": lambda device=None: {

@@ -25,6 +25,8 @@ def names_cuda(program: str, args: Sequence[str], module: bool) -> str | None:
     folder = str(Path.cwd() if module else Path(program).resolve().parent)
     search = [folder, *sys.path[1:]]
     first = _module_files(f"{program}.__main__", search) or _module_files(program, search) if module else [program]
+    if all(is_library(file) or not file.endswith(".py") for file in first):  # a launcher, such as torchrun
+        first = [*first, *(word for word in args if word.endswith(".py"))]
     waiting, seen = [Path(file) for file in first], set[Path]()
     while waiting and len(seen) < _FILES_READ:
         path = waiting.pop(0)

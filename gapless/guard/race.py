@@ -15,6 +15,7 @@ from .patches import Patches
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
+from .race_groups import GroupWatch
 from .race_kernels import follow
 from .race_mode import mode
 from .race_report import Race, RaceError
@@ -94,11 +95,18 @@ def found() -> list[Race]:
     return _active[0].races if _active else []
 
 
+def begin_again() -> None:
+    """Have what follows race with nothing that was done before; the races so far stay."""
+    for checker in _active[:1]:
+        checker.begin_again()
+
+
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
+        GroupWatch(checker, cuda).install(stack)
         kernels = functools.partial(follow, checker)
         FOLLOWERS.append(kernels)
         stack.callback(FOLLOWERS.remove, kernels)

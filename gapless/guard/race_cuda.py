@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import emulated_graphs, emulated_streams, marks, race_ops
 from .patches import Patches
-from .race_agents import Actor, Agent, Launched, VectorClock
+from .race_agents import Actor, Agent, GroupProgram, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
 from .race_pools import Pools
 from .race_shadow import Ranges
@@ -77,6 +77,8 @@ class CudaWatch:
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:
         """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+        if isinstance(host, GroupProgram):
+            return host
         stream = self.current(tensor.device.index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
@@ -148,18 +150,29 @@ class CudaWatch:
         self._verify(self._held.values())
         self._held.clear()
 
+    def host_knows(self, known: VectorClock) -> None:
+        """The calling thread has seen that the work which ends with this clock is done."""
+        self._learn(known)
+
+    def host_waits(self) -> None:
+        """The calling thread has waited for the current stream."""
+        self._host_learns(self.agent_of(None))
+
+    def begin_again(self) -> None:
+        """Look at the held memory, and forget all that happened."""
+        self._finish()
+        self._known_agents.clear()
+        self.pools = Pools(self._checker)
+
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
-
-    def _waited(self) -> None:
-        self._host_learns(self.agent_of(None))
 
     # Methods that are wrapped.
 
     def install(self, patches: Patches) -> None:
         patches.callback(self._finish)
-        ON_WAIT.append(self._waited)
-        patches.callback(ON_WAIT.remove, self._waited)
+        ON_WAIT.append(self.host_waits)
+        patches.callback(ON_WAIT.remove, self.host_waits)
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)
@@ -255,6 +268,9 @@ class EmulatedWatch(CudaWatch):
 
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
+
+    def agent(self, device: int, handle: int, name: str = "") -> Agent:
+        return super().agent(0, handle, name)  # there is one device, whatever its number
 
     def captures(self) -> bool:
         # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.

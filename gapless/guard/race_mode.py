@@ -60,7 +60,7 @@ def _watched(
     """Run an operator, reported to the checker before and after it."""
     plan = checker.plans.get(id(func)) or checker.plan(func)
     if not checker.active or plan.is_idle or (plan.custom and opens(func, args, kwargs)):
-        return run(func, args, kwargs)
+        return run(func, args, kwargs) if plan.around is None else plan.around(run, func, args, kwargs)
     if _functions_watched():
         return _quietly(checker, plan, run, args, kwargs)
     site, actor = checker.saw(plan, args, kwargs)

@@ -50,6 +50,8 @@ class OperatorPlan(NamedTuple):
     """The check of whether the host waits for the device in it; None where it never does."""
     custom: str
     """The full name of an operator that is not torch's own: its accesses by row are known if they were stated."""
+    around: Any = None
+    """Runs an idle operator in another way: called with its runner, the operator, its arguments and keywords."""
 
 
 def plan(op: Any) -> OperatorPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import forks
-from .race_agents import Actor, Agent, Agents, Launched
+from .race_agents import OF_GROUP, Actor, Agent, Agents, Launched
 from .race_buffers import Buffer, Checksum, WatchedBuffers
 from .race_report import REUSE, VERBS, WRITE, Race, RaceError, RaceSide
 from .race_shadow import MemoryAccess
@@ -176,6 +176,10 @@ class RaceState:
 def _mend(who: Agent, whom: Agent, after: str, reuse: bool) -> str:
     if reuse:
         return f"call record_stream on it for {whom.name}, or keep it until {who.name} waits for an event after that"
+    if whom.name.startswith(OF_GROUP):
+        return "call wait() on the collective's work before it"
+    if who.name.startswith(OF_GROUP):
+        return f"have the stream that is current at the collective wait for {whom.title()} before it"
     if whom.name.startswith("cuda:"):  # a stream of torch's own
         wait = f"{who.name}.wait_event(event)" if who.is_stream else "event.synchronize()"
         return f"{wait} before it, for an event that {whom.name} records after its own"

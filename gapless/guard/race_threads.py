@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from . import forks, threads
+from . import forks, race_handovers, threads
 from .patches import Patches
 from .race_checker import RaceChecker
 from .race_mode import mode
@@ -35,6 +35,7 @@ class ThreadWatch:
         patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
         patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
         patches.put(queue, "SimpleQueue", lambda: _Queue(self))
+        race_handovers.install(self, patches)
 
     def release(self, key: object) -> None:
         if self._follows():

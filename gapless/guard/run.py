@@ -8,6 +8,7 @@ code is the program's own where that is not 0, else 1 when something was found, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import sys
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .names import names_cuda
 from .report import CountedFinding, as_text
 from .report_files import Base, as_dict, check_files, write_files
-from .suppress import apply, gather, tell_unused
+from .suppress import allowances, apply, gather, tell_unused
 
 if TYPE_CHECKING:
     from .detectors import Detectors
@@ -58,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 UNWATCHED = (
     "nothing was watched: no tensor was on a device, so this says nothing about the program. Run it where there is a "
-    "GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by gapless.guard.device_tensor"
+    f"GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by {__package__}.device_tensor"
 )
 
 
@@ -77,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
-        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed)
+        detectors = Detectors(
+            names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed,
+            allows=allowances(options.suppress, options.suppressions),
+        )  # fmt: skip
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -114,6 +118,29 @@ def _report(
     report = {**about, "watched": asdict(detectors.watched), **as_dict(entries, known)}
     write_files(report, options)
     return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched else 0)
+
+
+def follow(options: str) -> int:
+    """Run the program of sys.argv, a child that `subprocess` has started, with its parent's `options`, for the parent.
+
+    Returns the exit code.
+    """
+    from .detectors import Detectors
+
+    given = json.loads(options)
+    is_module = sys.argv[1] == "-m"
+    program, *args = sys.argv[2 if is_module else 1 :]
+    before = set(threading.enumerate())
+    if sys.flags.safe_path:
+        sys.path.insert(0, "")  # the place of the program's folder
+    try:
+        with Detectors(given.pop("names"), **given):
+            end = run_program(program, args, is_module)
+            end = _join_threads(before) or end
+    except NotThereError as error:
+        print(f"{sys.executable}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return end.code
 
 
 class NotThereError(ValueError):

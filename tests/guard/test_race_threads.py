@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import abc
+import asyncio
+import collections
+import copy
+import multiprocessing
+import os
+import pickle
 import queue
+import socket
+import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -14,8 +26,18 @@ from gapless.device import CpuDevice
 from gapless.guard import threads
 from gapless.guard.race import no_race
 
+CLOSED_LATER: list[Callable[[], None]] = []
+"""What ends the channels of a test."""
+
 RealQueue = queue.SimpleQueue
 """Taken before any checker is on, so it orders a run for certain and the checker does not see how."""
+
+
+@pytest.fixture(autouse=True)
+def channels_closed():
+    yield
+    while CLOSED_LATER:
+        CLOSED_LATER.pop()()
 
 
 class Pair:
@@ -98,7 +120,68 @@ def semaphore_pair():
     return made.release, made.acquire
 
 
+def pipe_pair():
+    """Pipes, pairs of sockets and connections exist in both processes of a fork, and here in one."""
+    reads, writes = os.pipe()
+    CLOSED_LATER.extend([partial(os.close, reads), partial(os.close, writes)])
+    return lambda: os.write(writes, b"x"), lambda: os.read(reads, 1)
+
+
+def sockets_pair():
+    one, other = socket.socketpair()
+    CLOSED_LATER.extend([one.close, other.close])
+    return lambda: one.sendall(b"x"), lambda: other.recv(1)
+
+
+def connections_pair():
+    one, other = multiprocessing.Pipe()
+    CLOSED_LATER.extend([one.close, other.close])
+    return lambda: one.send(1), other.recv
+
+
+def loop_pair(make):
+    loop = make()
+    CLOSED_LATER.append(loop.close)
+    done = loop.create_future()
+    return lambda: loop.call_soon_threadsafe(done.set_result, 1), lambda: loop.run_until_complete(done)
+
+
+def coroutine_pair():
+    """The coroutine runs on the loop's thread."""
+    loop = asyncio.new_event_loop()
+    CLOSED_LATER.append(loop.close)
+    stop = loop.create_future()
+
+    async def finish() -> None:
+        stop.set_result(1)
+
+    return lambda: asyncio.run_coroutine_threadsafe(finish(), loop), lambda: loop.run_until_complete(stop)
+
+
+def deque_pair():
+    made = collections.deque()
+
+    def receive() -> None:
+        while not made:
+            time.sleep(0.001)
+        made.popleft()
+
+    return lambda: made.append(1), receive
+
+
+def zmq_pair():
+    zmq = pytest.importorskip("zmq")
+    one, other = (zmq.Context.instance().socket(zmq.PAIR) for _ in range(2))
+    name = f"inproc://{id(one)}"
+    CLOSED_LATER.extend([one.close, other.close])
+    one.bind(name)
+    other.connect(name)
+    return lambda: one.send_multipart([b"x", b"y"]), other.recv_multipart
+
+
 PAIRS = {
+    "coroutine": coroutine_pair,
+    "asyncio's loop": lambda: loop_pair(asyncio.new_event_loop),
     "event": event_pair,
     "condition": condition_pair,
     "queue": lambda: queue_pair(queue.Queue),
@@ -109,6 +192,12 @@ ONLY_IF_MADE_INSIDE = {
     "simple queue": lambda: queue_pair(queue.SimpleQueue),
     "lock": lambda: lock_pair(threading.Lock),
     "recursive lock": lambda: lock_pair(threading.RLock),
+    "deque": deque_pair,
+    "pipe": pipe_pair,
+    "sockets": sockets_pair,
+    "connections": connections_pair,
+    "zmq's inproc": zmq_pair,
+    "uvloop": lambda: loop_pair(pytest.importorskip("uvloop").new_event_loop),
 }
 
 
@@ -261,3 +350,49 @@ def test_all_that_wants_new_threads_shares_one_wrap():
             thread.join()
             outer.close()  # the first to come may be the first to go
     assert entered == ["outer", "inner", "run"] and threading.Thread.start is plain
+
+
+def test_a_polled_list_orders_nothing():
+    rows: list[int] = []
+
+    def receive() -> None:
+        while not rows:
+            time.sleep(0.001)
+
+    assert len(Pair().run(lambda: rows.append(1), receive)) == 1
+
+
+@pytest.mark.parametrize("end", [pytest.param("made", id="made inside"), pytest.param("real", id="made before")])
+def test_a_deque_is_copied_and_pickled_inside_as_outside(end):
+    real = collections.deque([1, 2], maxlen=3)
+    with no_race():
+        one = collections.deque([1, 2], maxlen=3) if end == "made" else real
+        assert isinstance(one, collections.deque) and issubclass(type(one), collections.deque)
+        assert {type(real): 1}[collections.deque] == 1
+        inside = [pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one)]
+    for made in (*inside, pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert made == real and made.maxlen == 3 and isinstance(made, collections.deque)
+    assert pickle.dumps(one, 4) == pickle.dumps(real, 4)
+
+
+def test_a_class_may_be_a_deque_and_have_attributes():
+    with no_race():
+
+        class Recent(collections.deque, abc.ABC):
+            pass
+
+        recent = Recent([1])
+        recent.note = "seen"
+        twin = copy.deepcopy(recent)
+        assert not isinstance(collections.deque(), Recent) and isinstance(recent, collections.deque)
+    assert twin == recent and vars(twin) == {"note": "seen"}
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(recent)
+
+
+def test_after_a_region_hand_overs_are_as_before():
+    owners = (collections, asyncio.BaseEventLoop, asyncio.AbstractEventLoop, os, socket, socket.socket)
+    before = [dict(vars(owner)) for owner in owners], list(sys.meta_path)
+    with no_race():
+        assert collections.deque is not before[0][0]["deque"]
+    assert ([dict(vars(owner)) for owner in owners], list(sys.meta_path)) == before

@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from gapless import guard
-from gapless.guard import forks
+from gapless.guard import child_commands, forks
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCHS = torch.__file__
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 EMULATED = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 
@@ -202,3 +204,87 @@ def test_a_lock_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child(make
     if child == 0:
         os._exit(0 if held.acquire(blocking=False) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+STARTED = """
+    import subprocess, sys
+    import torch
+
+    if sys.argv[1:] == ["child"]:
+        print(torch.ones(2, device="cuda").tolist())
+        sys.exit(5)
+    x = torch.ones(2, device="cuda")
+    mine = [sys.executable, "-u", __file__, "child"]
+    done = subprocess.run(mine, stdout=subprocess.PIPE, text=True)
+    print(done.returncode, done.stdout.strip(), done.args == mine)
+    print(subprocess.run([sys.executable, "-m", "program", "child"]).returncode)
+    subprocess.run([sys.executable, "-c", "import sys; print(len(sys.argv))"])
+    subprocess.run("true")
+"""
+
+
+@EMULATED
+@pytest.mark.process
+def test_children_of_subprocess_that_run_python_are_checked(tmp_path):
+    report, out = checked(tmp_path, STARTED)
+    assert "5 [1.0, 1.0] True\n" in out and "[1.0, 1.0]\n5\n" in out, out
+    assert counted(report) == {("host-read", 6): 2}, out
+    assert report["watched"]["processes"] == 4 and report["watched"]["children"] == 2, out
+
+
+RANKS = """
+    import os
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    model = torch.nn.Linear(2, 2, device=device)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    model(torch.ones(2, 2, device=device)).sum().backward()
+    x = torch.full((4,), float(rank), device=device)
+    work = dist.all_reduce(x, async_op=True)
+    y = x + 1
+    work.wait()
+    print(rank, x.device == device, torch.cuda.device_count(), x.sum().item())
+    dist.destroy_process_group()
+"""
+
+
+@EMULATED
+@pytest.mark.process
+def test_ranks_of_torchrun_are_emulated_and_checked(tmp_path):
+    """Each rank has a device of its own number. The launcher is a console script or a module."""
+    (tmp_path / "ranks.py").write_text(textwrap.dedent(RANKS))
+    start = f"runpy.run_path({TORCHRUN!r}, run_name='__main__')"
+    source = f"""
+        import runpy, sys
+        sys.argv = ["torchrun", "--standalone", "--nproc-per-node=2", "ranks.py"]
+        {start}
+    """
+    report, out = checked(tmp_path, source)
+    assert "0 True 2 4.0" in out and "1 True 2 4.0" in out, out
+    assert counted(report) == {("race", 15): 2, ("host-size", 17): 2}, out
+    assert report["watched"]["children"] == 2 and report["watched"]["lost"] == 0, out
+
+
+@pytest.mark.parametrize("command, at", [
+    (["PYTHON", "train.py", "--lr", "1"], 1),
+    (["PYTHON", "-u", "-X", "dev", "-Wd", "-m", "package.train"], 5),
+    ([TORCHRUN, "train.py"], 1),
+    (["PYTHON", "-c", "print()"], 0),
+    (["PYTHON", "-I", "train.py"], 0),
+    (["PYTHON", "-m", "venv", "there"], 0),
+    (["PYTHON", TORCHS], 0),
+    (["ls"], 0), ([], 0), ("python train.py", 0),
+])  # fmt: skip
+def test_a_command_is_followed_if_it_is_a_python_with_a_program(command, at):
+    words = command if isinstance(command, str) else [word.replace("PYTHON", sys.executable) for word in command]
+    found = child_commands.started(words, {"names": []})
+    if not at:
+        assert found is words
+        return
+    assert found[0] == sys.executable and found[at] == "-c" and "follow" in found[at + 1]
+    assert found[at + 2 :] == (words if words[0] == TORCHRUN else words[at:])

@@ -1,0 +1,46 @@
+"""Tensors of an emulated device that go to other processes: the same memory there, on the device again."""
+
+from __future__ import annotations
+
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import marks
+from .patches import Patches
+
+
+def install(patches: Patches) -> None:
+    """Put what stands for CUDA's sharing of memory in the place of the CPU's."""
+    kind = torch.UntypedStorage
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        patches.wrap(kind, name, _shared)
+    patches.wrap(kind, "is_shared", lambda original, storage: marks.has(storage) or original(storage))
+    reducers: dict[Any, Any] = vars(ForkingPickler)["_extra_reducers"]
+    if kind in reducers:
+        original = reducers[kind]
+        ForkingPickler.register(kind, partial(_reduced, original))
+        patches.callback(ForkingPickler.register, kind, original)
+
+
+def _shared(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
+    """Move a storage to shared memory. A device's need not move, so for the program nothing is copied."""
+    if not marks.has(storage):
+        return original(storage, *args, **kwargs)
+    with _disable_current_modes():
+        return original(storage, *args, **kwargs)
+
+
+def _reduced(original: Any, storage: Any) -> Any:
+    rebuild, args = original(storage)
+    return (_rebuilt, (rebuild, *args)) if marks.has(storage) else (rebuild, args)
+
+
+def _rebuilt(rebuild: Any, *args: Any) -> Any:
+    storage = rebuild(*args)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        marks.device_tensor(torch.empty(0, dtype=torch.uint8).set_(storage))
+    return storage

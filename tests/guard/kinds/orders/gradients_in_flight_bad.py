@@ -1,0 +1,26 @@
+"""Data parallel by hand: gradients are reduced beside the backward pass, and the optimizer does not wait for them."""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8, device="cuda"), torch.nn.ReLU(), torch.nn.Linear(8, 8, device="cuda"))
+works = []
+
+
+def reduce(parameter):
+    works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(reduce)
+for _ in range(3):
+    model(torch.ones(4, 8, device="cuda")).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.1)  # finds: race
+            parameter.grad = None
+    for work in works:
+        work.wait()
+    works.clear()
+dist.destroy_process_group()
