@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from gpu import callback_forms, san_truth
@@ -13,8 +15,11 @@ from gapless.guard.detectors import Detectors
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 
-@pytest.mark.parametrize("form", [san_truth.filled_again, san_truth.read_early])
-def test_numpy_over_pinned_memory_races_unless_it_waits_for_the_fence(form):
+TAKEN = [partial(san_truth.taken_early, read) for read in san_truth.OTHER_READS.values()]
+
+
+@pytest.mark.parametrize("form", [san_truth.filled_again, san_truth.read_early, *TAKEN])
+def test_a_use_of_pinned_memory_races_unless_it_waits_for_the_fence(form):
     with Detectors(["sync", "race"], emulate_cuda=True):
         form(None, True)
         assert race.found() == []
