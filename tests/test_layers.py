@@ -53,7 +53,11 @@ EXTRA_ROOMS = {"engine/checkers.py": {"guard"}, "testing/guarded.py": {"guard"}}
 NO_TORCH = {"base", "pace", "memory", "offload", "plan"}
 CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
-EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
+EXTRA_LIBRARIES = {
+    "model/weights.py": {"safetensors"},
+    "guard/pytest_plugin.py": {"pytest"},
+    "guard/pytest_session.py": {"pytest"},
+}
 EXTRA_LIBRARIES |= {"model/gguf_files.py": {"gguf"}, "model/gguf_tensors.py": {"gguf"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}
@@ -71,7 +75,7 @@ NAMES_KINDS = {"server/logs.py"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 80_900
+LINES = 82_300
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,

@@ -6,7 +6,8 @@ inside the thread's mode again, so it is watched and emulated as the program's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ def _called_back(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def watched_function(function: Any) -> Any:
-    """Return a function that torch may call back; anything else stays as it is."""
+    """Return a function that torch may call back; other values are left alone."""
     return partial(_called_back, function) if callable(function) else function
 
 
@@ -64,6 +65,34 @@ def _push_hooks(original: Any, pack: Callable[..., Any], unpack: Callable[..., A
 def has_own(types: Sequence[Any]) -> bool:
     """Return whether one of the classes overrides torch's functions, and is not off."""
     return _are_classes_on() and any(kind.__torch_function__ is not _OFF for kind in types)
+
+
+def branching(watch: ThreadState, call: TorchCall) -> Any:
+    """Run torch.cond or while_loop, which decide on the host and call their branches past all modes."""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(call.args)):
+        return call.func(*call.args, **call.kwargs)  # torch traces the branches
+
+    def branch(function: Callable[..., Any], decides: bool, *args: Any) -> Any:
+        with watch.ops, watch.called_back():
+            result = function(*args)
+            return bool(result) if decides else result
+
+    decides, *others = call.args
+    if callable(decides):
+        decides = partial(branch, decides, True)
+    else:
+        with watch.called_back():
+            decides = bool(decides)
+    branches = [partial(branch, one, False) if callable(one) else one for one in others]
+    return call.func(decides, *branches, **call.kwargs)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def of_classes(watch: ThreadState, func: Any, types: Sequence[Any], args: Any, kwargs: Any) -> Any:
@@ -102,8 +131,18 @@ def of_dispatch_classes(mode: TorchDispatchMode, watch: ThreadState, call: Torch
 
 
 def _is_users(kind: type) -> bool:
-    """Return whether a class is neither torch's nor the guard's own."""
-    return not f"{kind.__module__}.".startswith(("torch.", f"{__package__}."))
+    return _are_users(kind.__module__)
+
+
+def _are_users(module: str) -> bool:
+    """Return whether a module is neither torch's nor the guard's own."""
+    return not f"{module}.".startswith(("torch.", f"{__package__}."))
+
+
+def _disable(original: Any) -> Any:
+    """Replace `DisableTorchFunction`: the program switches overriding classes off, and not the guard's mode."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    return torch._C.DisableTorchFunctionSubclass() if _are_users(caller) else original()
 
 
 class _Moved(torch.autograd.Function):
@@ -146,6 +185,7 @@ class _Modes:
 def _install(patches: Patches) -> None:
     variable: Any = torch.autograd.Variable
     patches.put(variable, "_execution_engine", _Engine(variable._execution_engine))
+    patches.wrap(torch._C, "DisableTorchFunction", _disable)
     patches.wrap(TorchDispatchMode, "__enter__", _Modes(patches).enter)
     patches.wrap(_autograd, "_push_saved_tensors_default_hooks", _push_hooks)
 

@@ -70,10 +70,18 @@ class Children:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._is_first or self.is_child:
             return [], 0
-        reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._folder.glob("*.json"))]
-        lost = len(list(self._folder.glob("*.begun"))) - len(reports)
+        reports, lost = self.ended(), len(list(self._folder.glob("*.begun")))
         shutil.rmtree(self._folder, ignore_errors=True)
         return reports, lost
+
+    def ended(self) -> list[Any]:
+        """Take the reports of the children that ended since the last call."""
+        files = [] if self.is_child else sorted(self._folder.glob("*.json"))
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        for file in files:
+            file.with_suffix(".begun").unlink()
+            file.unlink()
+        return reports
 
     def _wait(self) -> None:
         processes: Any = sys.modules.get("multiprocessing.process")

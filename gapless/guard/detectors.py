@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from . import race, threads, watch
+from . import pinned_allocs, race, threads, watch
+from .allowed import allowing
 from .children import Children
 from .emulate import emulated_cuda
 from .patches import Patches
@@ -64,13 +65,14 @@ class Detectors:
 
     def __init__(
         self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
-        folder: str | None = None, serves: bool = False, seed: int = 0,
+        folder: str | None = None, serves: bool = False, seed: int = 0, allows: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Choose the named detectors. Raises ValueError for an unknown name.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
         on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
         there; with `serves` it only forks children. `seed`: which answers an emulated event gives before it has passed.
+        `allows`: functions inside which waits are allowed, with reasons.
         """
         for name in names:
             if name not in DETECTORS:
@@ -78,12 +80,15 @@ class Detectors:
         self._reports = {name: SyncReport() for name in names}
         self._regions = regions
         self._emulates, self._seed = emulate_cuda, seed
+        self._allows = dict(allows or {})
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
-            "seed": seed,
+            "seed": seed, "allows": self._allows,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
+        self._ended: list[dict[str, int]] = []
+        """The counts of the children whose reports were taken."""
 
     def __enter__(self) -> Detectors:
         # Children that begin while others are waited for are watched too.
@@ -91,6 +96,7 @@ class Detectors:
         self._stack.callback(self._gather)
         self._watching = Watching(watching)
         self._children = Children(watching, self._options, self._renew, self._state)
+        self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
@@ -111,7 +117,12 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; their findings are this process's too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.so_far().with_children([report["watched"] for report in reports], lost)
+        self._add(reports)
+        self._watched = self._watching.so_far().with_children(self._ended, lost)
+
+    def _add(self, reports: list[Any]) -> None:
+        """Add the reports of children to this process's own."""
+        self._ended += [report["watched"] for report in reports]
         for entry in (entry for report in reports for entry in report["entries"]):
             finding = entry["finding"]
             stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])
@@ -131,6 +142,25 @@ class Detectors:
         if self._watched is None:
             entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
         return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
+
+    def take(self) -> list[CountedFinding]:
+        """Return the findings since the last call, while these are on; also by children that ended."""
+        self._add(self._children.ended())
+        found = self.findings()
+        for report in self._reports.values():
+            report.clear()
+        races = race.found()
+        found += [CountedFinding(one.finding(), 1, None) for one in races] if "race" in self._reports else []
+        races.clear()
+        return found
+
+    def begin_again(self) -> None:
+        """Judge what follows alone: it is another test. The findings so far are still to be taken."""
+        race.begin_again()
+        pinned_allocs.forget()
+        state = watch.current()
+        if state is not None:
+            state.settle()
 
     @property
     def is_child(self) -> bool:

@@ -18,6 +18,7 @@ from . import emulated_device as device
 from . import emulated_groups as groups
 from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
+from .emulated_cudart import CudaRuntime
 from .emulated_progress import StreamProgress
 from .patches import Patches
 from .refusals import refuse
@@ -30,7 +31,7 @@ _PARTS = ("memory", "random", "streams", "graphs")
 _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
     "list_gpu_processes", "MemPool", "GreenContext", "CUDAPluggableAllocator", "change_current_allocator",
-    "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
+    "caching_allocator_alloc", "caching_allocator_delete", "current_blas_handle", "current_solver_handle",
     "make_graphed_callables",
 )  # fmt: skip
 """Names of torch.cuda that would end in the driver with an unclear error."""
@@ -223,6 +224,10 @@ def _install(patches: Patches) -> None:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
+    runtime = CudaRuntime()
+    patches.put(cuda, "_cudart", runtime)
+    patches.put(cuda, "cudart", lambda: runtime)
+    patches.callback(marks.PINNED.registered.clear)
     # Its operators take tensors of real devices alone.
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     patches.put(torch.backends.cudnn, "version", lambda: None)
@@ -234,6 +239,7 @@ def _install(patches: Patches) -> None:
 def _install_beside(patches: Patches) -> None:
     """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
+    patches.put(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     # A build for CUDA has what would end in the driver: it answers as one without, but for settings of cuDNN.
     for name in [name for name in vars(torch._C) if name.startswith(_OF_CUDA) and "cudnn" not in name]:
         patches.hide(torch._C, name)

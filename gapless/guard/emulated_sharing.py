@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ def install(patches: Patches) -> None:
     for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
         patches.wrap(kind, name, _shared)
     patches.wrap(kind, "is_shared", lambda original, storage: marks.has(storage) or original(storage))
-    reducers: dict[Any, Any] = vars(ForkingPickler)["_extra_reducers"]
-    if kind in reducers:
-        original = reducers[kind]
-        ForkingPickler.register(kind, partial(_reduced, original))
-        patches.callback(ForkingPickler.register, kind, original)
+    # torch has loaded it, and has registered its own way, if there are processes at all.
+    loaded: Any = sys.modules.get("multiprocessing.reduction")
+    ways: dict[Any, Any] = vars(loaded.ForkingPickler)["_extra_reducers"] if loaded is not None else {}
+    if kind in ways:
+        original = ways[kind]
+        ways[kind] = partial(_reduced, original)
+        patches.callback(ways.__setitem__, kind, original)
 
 
 def _shared(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -32,16 +32,24 @@ progress = StreamProgress(0)
 class Event:
     """An event whose work has run as soon as it is recorded."""
 
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
-    ) -> None:
-        self.device = DEVICE
-        self.enable_timing = enable_timing
-        self.blocking = blocking
-        self._at: int | None = None
-        self._point: Point = {}
-        self._refusals = -1
-        """The number of queries that are yet to be answered with False; below 0 until one is asked."""
+    device = DEVICE
+    enable_timing: bool
+    blocking: bool
+    _at: int | None = None
+    _point: Point
+    _refusals = -1
+    """The number of queries that are yet to be answered with False; below 0 until one is asked."""
+
+    # As torch's own, these are made by `__new__`: a subclass may have an `__init__` that does not call another.
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> Self:
+        made = super().__new__(cls)
+        made.enable_timing, made.blocking, made._point = enable_timing, blocking, {}
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what `__new__` has used."""
 
     def record(self, stream: EmulatedStream | None = None) -> None:
         self._at = time.perf_counter_ns()
@@ -76,20 +84,29 @@ class Event:
 class AnyEvent(Event):
     """Stands for `torch.Event`, which takes a device first."""
 
-    def __init__(
-        self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
-        super().__init__(enable_timing, blocking, interprocess)
+    def __new__(
+        cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Self:
+        return super().__new__(cls, enable_timing, blocking, interprocess)
 
 
 class EmulatedStream:
     """A stream whose work has run. As `torch.Stream` it can be entered by `with`."""
 
-    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
-        self.device = DEVICE
-        self.priority = priority
-        self.device_index = 0
-        self.cuda_stream = self.stream_id = next(_handles) if stream_id is None else stream_id
+    device = DEVICE
+    device_index = 0
+    priority: int
+    cuda_stream: int
+    stream_id: int
+
+    def __new__(cls, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.priority = priority
+        made.cuda_stream = made.stream_id = next(_handles) if stream_id is None else stream_id
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what `__new__` has used."""
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -139,8 +156,8 @@ class EmulatedStream:
 class ExternalStream(EmulatedStream):
     """A stream that other code has made, by its handle."""
 
-    def __init__(self, stream_ptr: int, device: Any = None, **kwargs: Any) -> None:
-        super().__init__(stream_id=stream_ptr)
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Self:
+        return super().__new__(cls, stream_id=stream_ptr)
 
 
 _DEFAULT = EmulatedStream(stream_id=0)

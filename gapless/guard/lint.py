@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .lint_facts import gather
-from .lint_flow import Flow, is_set_up, known_names
+from .lint_flow import Flow, known_names
 from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
 from .lint_names import FACTORIES, REDUCTIONS, Names
 from .report import Finding, SyncReport, as_text
@@ -39,7 +39,7 @@ class Linter(Flow):
         """The reason of the innermost `with allow(...)`."""
 
     def _found(self, rule: str, node: ast.expr | ast.stmt) -> None:
-        if any(is_set_up(name) for name in self.functions):
+        if self.is_set_up:
             return
         entry = RULES[rule]
         function = ".".join(self.functions) or "<module>"
@@ -98,11 +98,16 @@ class Linter(Flow):
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         self.generic_visit(node)
-        if isinstance(node.ctx, ast.Load) and self.names.of(node.value).on_device:
-            for index in _indices(node.slice):
+        base = self.names.of(node.value)
+        for index in _indices(node.slice) if isinstance(node.ctx, ast.Load) else ():
+            if base.on_device:
                 self._check_index(node, index)
-                if self.names.of(index).mask and self.names.of(index).on_device:
-                    self._found("mask-index", node)
+            if (base.on_device or base.place == "moved") and self._is_device_mask(index):
+                self._found("mask-index", node)
+
+    def _is_device_mask(self, index: ast.expr) -> bool:
+        kind = self.names.of(index)
+        return kind.mask and kind.on_device
 
     def _check_index(self, node: ast.Subscript, index: ast.expr) -> None:
         kind = self.names.of(index)
@@ -120,7 +125,7 @@ class Linter(Flow):
         for index in indices:
             self._check_index(target, index)
         kinds = [self.names.of(index) for index in indices]
-        if any(kind.mask and kind.on_device for kind in kinds):
+        if any(map(self._is_device_mask, indices)):
             if not (number and len(indices) == 1):
                 self._found("mask-index", node)
         elif any(kind.on_device for kind in kinds):
@@ -141,8 +146,9 @@ class Linter(Flow):
             rules = self._builtin_rules("float", node.args[0])
         elif isinstance(node.func, ast.Attribute):
             rules = self._method_rules(node, node.func)
-        elif isinstance(node.func, ast.Name) and node.args:
-            rules = self._builtin_rules(node.func.id, node.args[0])
+        elif isinstance(node.func, ast.Name):
+            shown = node.args if node.func.id == "print" else node.args[:1]
+            rules = {rule for argument in shown for rule in self._builtin_rules(node.func.id, argument)}
         for rule in rules:
             self._found(rule, node)
 
@@ -162,7 +168,7 @@ class Linter(Flow):
         first = self.names.of(node.args[0]) if node.args else NO_KIND
         placed = keyword(node, "device")
         makes = module == "torch" and (name in FACTORIES or name.endswith("_like"))
-        if makes and pins(node) and (self.is_hot or (name == "tensor" and self.functions)):
+        if makes and pins(node) and self.is_hot:
             yield "pinned-alloc"
         if name == "clip_grad_norm_" and says_true(keyword(node, "error_if_nonfinite")):
             yield "host-read"
@@ -193,11 +199,11 @@ class Linter(Flow):
             yield from self._placing(node, name, base)
         elif name == "copy_" and base.tensor and node.args:
             yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
-        elif name == "pin_memory" and base.tensor and (self.is_hot or self.functions):
+        elif name == "pin_memory" and base.tensor and self.is_hot:
             yield "pinned-alloc"
         elif base.on_device or (base.place == "moved" and name in ("item", "tolist")):
             yield from self._reading_rules(node, func, base)
-        elif name == "cpu" and not base.place and _is_reduced(func.value):
+        elif name == "cpu" and base.place in ("", "moved") and _is_reduced(func.value):
             yield "copy-to-host"
 
     def _reading_rules(self, node: ast.Call, func: ast.Attribute, base: Kind) -> Iterator[str]:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .lint_kinds import NO_KIND, Kind, joined, says_tensor
+from .lint_kinds import NO_KIND, ON_HOST, SOMEWHERE, Kind, joined, says_tensor
 
 Known = set[tuple[str, str]]
 """Names annotated as Tensor in every definition: each with "attribute", "function" or "method"."""
@@ -78,8 +78,8 @@ class FileFacts:
     properties: set[str] = field(default_factory=set)
     hot: set[str] = field(default_factory=set)
     """The functions that a loop of this file calls, or a function that is hot itself."""
-    default_device: Kind | None = None
-    """The kind of tensors that factories make, if the file sets a default device."""
+    plain_memory: Kind = ON_HOST
+    """The kind of tensors that factories make if no device is named: the file may set one, or pin memory itself."""
 
     def add(self, owner: str, name: str, kind: Kind) -> None:
         """Note that a name holds this, in one place among others."""
@@ -120,3 +120,8 @@ class FileFacts:
             if f"{one}.{name}" in self.properties:
                 return self.get(f"{one}.{name}", "return")
         return NO_KIND
+
+    def anywhere(self, name: str) -> Kind:
+        """The kind of a field of this name that is annotated as a tensor, whichever class has it."""
+        kind = joined((SOMEWHERE, *(self.get(owner, name) for owner in self.bases)))
+        return kind if kind.place else SOMEWHERE

@@ -62,6 +62,11 @@ class Flow(ast.NodeVisitor):
         words = name.split("_")
         return bool(self.loops or function in self.facts.hot or {words[0], words[-1]} & _HOT_WORDS)
 
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the current statement belongs to the program's set-up."""
+        return any(is_set_up(name) for name in self.functions)
+
     # Functions and classes.
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -266,11 +271,9 @@ class Flow(ast.NodeVisitor):
             self._note_call(target, node)
         if isinstance(node.func, ast.Attribute):
             self._note_method(node.func, node)
-        elif self.names.dotted(node.func) == "torch.set_default_device":
-            self.facts.default_device = MIXED
 
     def _note_call(self, target: str, node: ast.Call) -> None:
-        if self.is_hot:
+        if self.is_hot and not self.is_set_up:
             self.facts.hot.add(target)
         for name, value in zip(self.facts.arguments.get(target, ()), node.args, strict=False):
             self.facts.add(target, name, self.names.of(value))
@@ -282,7 +285,9 @@ class Flow(ast.NodeVisitor):
         dotted = self.names.dotted(func)
         if dotted == "torch.set_default_device":
             placed = self.names.device(node.args[0] if node.args else None)
-            self.facts.default_device = ON_DEVICE if placed == "gpu" else None
+            self.facts.plain_memory = ON_DEVICE if placed == "gpu" else MIXED
+        elif func.attr == "cudaHostRegister":
+            self.facts.plain_memory = IS_PINNED
         elif func.attr in _FILLERS and node.args:
             given = self.names.of(node.args[-1])
             self._fill(func.value, given.item if func.attr == "extend" else given)

@@ -60,6 +60,7 @@ _TENSORS_ALONE = """
     softmax log_softmax index_select masked_fill masked_fill_ unsqueeze gather scatter scatter_add scatter_
     scatter_add_ index_copy_ index_add_ index_fill_ detach bfloat16 half requires_grad_ topk new_zeros new_ones
     new_empty new_tensor new_full clamp_min clamp_max logsumexp sigmoid repeat_interleave add_ mul_ sub_ div_
+    norm isfinite isnan isinf exp log sqrt rsqrt tanh relu clamp amax amin long
 """.split()  # noqa: SIM905
 """Methods that tensors have, and neither arrays nor modules nor containers do."""
 REDUCTIONS = "argmax argmin max min sum mean any all cumsum sort nonzero".split()  # noqa: SIM905
@@ -72,6 +73,19 @@ _OF_OTHERS = """
 """.split()  # noqa: SIM905
 _NOT_OF_ONE_TENSOR = {*_TORCH_NOT_TENSORS, *FACTORIES, *_OF_OTHERS} - {"equal", "allclose", "is_nonzero"}
 _DEVICES = ("cpu", "meta", "cuda", "xpu", "npu", "mps", "hip")
+_HOLDERS = (
+    "list",
+    "deque",
+    "dict",
+    "Queue",
+    "SimpleQueue",
+    "Sequence",
+    "Iterable",
+    "Iterator",
+    "List",
+    "Dict",
+    "Deque",
+)
 _TAKERS = ("pop", "popleft", "get", "get_nowait", "values", "copy", "items")
 _SAME_ITEMS = ("list", "tuple", "iter", "reversed", "sorted", "set")
 
@@ -135,6 +149,9 @@ class Names:
         text = ast.unparse(annotation).strip("'\"").removesuffix(" | None") if annotation is not None else ""
         if text in self.facts.bases:
             return Kind("module" if text in self.facts.modules else "instance", of=text)
+        if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).rpartition(".")[2] in _HOLDERS:
+            inner = annotation.slice.elts[-1] if isinstance(annotation.slice, ast.Tuple) else annotation.slice
+            return _items([self.annotated(inner)])
         return NO_KIND
 
     def of(self, node: ast.expr | None) -> Kind:
@@ -204,7 +221,7 @@ class Names:
         if base.place in ("moved", "mixed") and not base.of:
             return base
         known = ("attribute", node.attr) in self.known and not self.dotted(node)
-        return with_name(SOMEWHERE if known else NO_KIND, node.attr)
+        return with_name(self.facts.anywhere(node.attr) if known else NO_KIND, node.attr)
 
     def _subscript(self, node: ast.Subscript) -> Kind:
         base = self.of(node.value)
@@ -295,7 +312,7 @@ class Names:
 
     def _torch_call(self, name: str, node: ast.Call, module: str) -> Kind:
         if name in ("from_numpy", "frombuffer"):
-            return ON_HOST
+            return self.facts.plain_memory if self.facts.plain_memory.on_host else ON_HOST
         if name == "device" and module == "torch":
             return Kind(self.device(node.args[0] if node.args else None))
         if name == "DataLoader":
@@ -325,7 +342,7 @@ class Names:
             return IS_PINNED
         if (name in _LIKE or name in ("as_tensor", "asarray")) and (first.tensor or name in _LIKE):
             return Kind(first.place or SOMEWHERE.place) if first.tensor or not first.place else MIXED
-        return ON_HOST if self.facts.default_device is None else self.facts.default_device
+        return self.facts.plain_memory
 
     def _loaded(self, node: ast.Call) -> Kind:
         """Return the kind of a loader's batches: host tensors, pinned by its argument."""

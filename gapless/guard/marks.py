@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import forks
 
@@ -46,7 +47,7 @@ _is_wrapped, _unwrapped = _transforms.is_functorch_wrapped_tensor, _transforms.g
 
 
 def owner_of(tensor: Tensor) -> Any:
-    """Return the storage of a tensor, or the tensor itself if it has none."""
+    """Return the storage of a tensor, or the object that is marked if it has none."""
     try:
         return tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
     except (NotImplementedError, RuntimeError):
@@ -64,6 +65,8 @@ class Marks:
     def __init__(self) -> None:
         self.refs: dict[int, weakref.ref[Any]] = {}
         """The storages by id, which may be used again: what the reference returns must be the storage."""
+        self.registered: dict[int, Any] = {}
+        """Storages that stand for memory by its address, which a program has registered and not yet unregistered."""
         self._most = _MARKS_BEFORE_SWEEP
         self._counter = itertools.count(1)
         self.added = 0
@@ -101,11 +104,10 @@ class Marks:
 
     def covering(self, storage: Any) -> Any:
         """Return the marked storage whose memory holds that of this one, or None."""
-        if storage.resizable():
-            return None  # its memory is its own
-        low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        for ref in list(self.refs.values()):
-            owner = ref()
+        # Memory of the storage's own can be registered, but is no part of another's.
+        own = storage.resizable()
+        low, high = storage.data_ptr(), _end(storage)
+        for owner in list(self.registered.values()) if own else [ref() for ref in list(self.refs.values())]:
             if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
                 return owner
         return None
@@ -150,6 +152,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors of a tensor, a module (parameters and buffers), or nested dicts, lists, tuples and sets."""
     if isinstance(value, Tensor):
         yield value
+        if type(value) is not Tensor and is_traceable_wrapper_subclass(value):
+            yield from inside(value)
     elif isinstance(value, torch.nn.Module):
         yield from value.parameters()
         yield from value.buffers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,24 +96,34 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 """The types of what `torch.ops` holds, as a function mode is given it."""
 TORCHS = ("aten::", "prim::", "prims::")
 _COMPOSITE = "CompositeImplicitAutograd"
+NONE_GIVEN: Mapping[str, Any] = {}
 
 
-def composite(func: Any) -> Body | None:
-    """Return the body of an operator that is made of others and not torch's own; a dispatch mode does not see it."""
+def composite(func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = NONE_GIVEN) -> Body | None:
+    """Return the body of an operator that is made of others and not torch's own; a dispatch mode does not see it.
+
+    `func` is an overload, or a packet, of whose overloads the arguments choose one.
+    """
     found = _composites.get(id(func))
     if found is None:
-        found = _composites[id(func)] = func, _find_composite(func)
-    return found[1]
+        found = _composites[id(func)] = func, {name: _find_composite(name) for name in _names(func)}
+    bodies = found[1]
+    if len(bodies) < 2 or not any(bodies.values()):
+        return next(iter(bodies.values()), None)
+    overload = torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs)
+    return bodies[f"{func._qualified_op_name}.{overload}".removesuffix(".default").removesuffix(".")]
 
 
-_composites: dict[int, tuple[Any, Body | None]] = {}
+_composites: dict[int, tuple[Any, dict[str, Body | None]]] = {}
+"""Bodies by the full names of overloads, by the id of the overload or packet."""
 
 
-def _find_composite(func: Any) -> Body | None:
+def _names(func: Any) -> list[str]:
+    """Return the full names of the overloads that this may be, as the dispatcher has them."""
     if isinstance(func, torch._ops.OpOverloadPacket):
-        overloads = func.overloads()  # type: ignore[no-untyped-call]
-        if len(overloads) != 1:
-            return None
-        func = getattr(func, overloads[0])
-    name = func.name()
+        return [getattr(func, one).name() for one in func.overloads()]  # type: ignore[no-untyped-call]
+    return [func.name()]
+
+
+def _find_composite(name: str) -> Body | None:
     return _body(name, "CPU") if not name.startswith(TORCHS) and _has(name, _COMPOSITE) else None

@@ -95,6 +95,12 @@ def found() -> list[Race]:
     return _active[0].races if _active else []
 
 
+def begin_again() -> None:
+    """Have what follows race with nothing that was done before; the races so far stay."""
+    for checker in _active[:1]:
+        checker.begin_again()
+
+
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
     cuda = checker.cuda = _cuda_watch(checker)

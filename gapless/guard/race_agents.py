@@ -129,6 +129,7 @@ class Agents:
         self._lock = lock
         self._all: list[Agent] = []
         self._streams: dict[Any, tuple[Agent, Any]] = {}
+        self._counted: set[Any] = set()
         self._moments: dict[tuple[int, int], Moment] = {}
         self._released: WeakKeyDictionary[Any, VectorClock] = WeakKeyDictionary()
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
@@ -145,9 +146,15 @@ class Agents:
             agent = Agent(len(self._all) + 1, name, is_stream, born)
             self._all.append(agent)
             self._moments[agent.index, agent.time] = Moment(self._order)
-        if is_stream:
-            TALLY.add("streams")
         return agent
+
+    def begin_again(self) -> None:
+        """Forget all orders: every thread and stream is a new agent, and no old clock names one."""
+        with self._lock:
+            for table in (self._streams, self._released, self._born):
+                table.clear()
+            self._local = _Acting()
+            self._local.actor = self._owner = self.add(threading.current_thread().name, False)
 
     # The calling thread.
 
@@ -219,7 +226,10 @@ class Agents:
         with self._lock:
             found = self._streams.get(key)
             if found is None:
-                same = sum(agent.is_stream and agent.name.split("#")[0] == name for agent in self._all)
+                if key not in self._counted:
+                    self._counted.add(key)
+                    TALLY.add("streams")
+                same = sum(agent.name.split("#")[0] == name for agent in self.streams())
                 found = self._streams[key] = self.add(f"{name}#{same + 1}" if same else name, True), keep
         return found[0]
 

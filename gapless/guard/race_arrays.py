@@ -155,7 +155,7 @@ def watched(memory: Array, note: Note | None) -> WatchedArray:
 
 
 def plain(value: Any) -> Any:
-    """Return the memory of a watched array as a plain one; any other value stays as it is."""
+    """Return an array of the same memory whose accesses are not noted; return any other value as it is."""
     return value.view(np.ndarray) if isinstance(value, WatchedArray) else value
 
 

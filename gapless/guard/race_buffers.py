@@ -117,6 +117,13 @@ class WatchedBuffers:
         self.by_name[name] = Buffer(start, end, shadow, name, group, keep, host)
         self._sort()
 
+    def begin_again(self) -> None:
+        """Forget all accesses."""
+        self._mine = object()
+        for buffer in self.named:
+            rows, start, nbytes = buffer.shadow, buffer.start, buffer.end - buffer.start
+            buffer.shadow = Rows(start, nbytes, rows.stride) if isinstance(rows, Rows) else Ranges(start)
+
     def keep_only(self, names: set[str]) -> None:
         """Forget the registered buffers with other names."""
         self.by_name = {name: buffer for name, buffer in self.by_name.items() if name in names}

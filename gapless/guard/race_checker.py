@@ -87,6 +87,15 @@ class RaceChecker(RaceState):
         """See `happens_before`."""
         self.agents.acquire(key)
 
+    def begin_again(self) -> None:
+        """Forget all accesses and orders, for a test that is no part of the one before; the races so far stay."""
+        with self.lock:
+            if self.cuda is not None:
+                self.cuda.begin_again()
+            self.agents.begin_again()
+            self.buffers.begin_again()
+            self._pairs.clear()
+
     # Calls of the mode and the watchers.
 
     def plan(self, op: Any) -> race_ops.OperatorPlan:

@@ -158,6 +158,12 @@ class CudaWatch:
         """The calling thread has waited for the current stream."""
         self._host_learns(self.agent_of(None))
 
+    def begin_again(self) -> None:
+        """Look at the held memory, and forget all that happened."""
+        self._finish()
+        self._known_agents.clear()
+        self.pools = Pools(self._checker)
+
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
 

@@ -19,7 +19,7 @@ _HAS_METHOD = sys.version_info >= (3, 12)
 """Whether classes may define `__buffer__`."""
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _BUFFER_SLOTS_AT = object.__basicsize__ + _POINTER * 18
-"""The place in a type of the address of its buffer functions, the first of which gives memory out."""
+"""The place in a type of the address of its buffer functions; the first gives memory out."""
 _TYPE: Any = type
 _GiveOut: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 

@@ -1,6 +1,6 @@
-"""Reads and writes of host memory without an operator: tensors pickled, storages, arrays that numpy makes of tensors.
+"""Reads and writes of host memory by other means than operators: pickles, storages, arrays of numpy over tensors.
 
-The memory of what is given away by its address alone (`data_ptr`, `array.ctypes`, a capsule of DLPack) is not followed.
+Memory whose address alone is given away (`data_ptr`, `array.ctypes`, a capsule of DLPack) is not followed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STORAGES = {
     "__getitem__": READ, "__reduce__": READ, "_share_fd_cpu_": READ, "_share_filename_cpu_": READ,
     "__setitem__": WRITE, "fill_": WRITE, "byteswap": WRITE, "_set_from_file": WRITE,
 }  # fmt: skip
-"""Methods of storages and their kinds of access; the others use these, or ask."""
+"""Methods of storages with the access of each; the others use these, or ask."""
 _FRAMES_OF_A_COPY = 24
 """The frames between `copy.copy` and the reduction that it asks of a tensor, with room."""
 

@@ -19,6 +19,7 @@ _ABSENT = (
     ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
     ("Work::getFuture not implemented", "the future of this collective's work"), ("with Gloo", "this reduction"),
     ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
+    ("Unsupported dtype Half", "FFT of half-precision numbers"),
 )  # fmt: skip
 """Words of errors that come of the absence of CUDA, and the part that is absent, if they name it."""
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,23 @@ def as_dict(entries: list[CountedFinding], known: list[CountedFinding] | None = 
         "allowed": [{**_entry(entry), "reason": entry.excuse} for entry in excused],
         **({"known": [_entry(entry) for entry in known]} if known is not None else {}),
     }
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one report of several of `as_dict`: a finding of the same line is one, with the sum of the counts."""
+    total: dict[str, Any] = {"reports": sum(part["reports"] for part in parts), "findings": [], "allowed": []}
+    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for part, name in product(parts, ("findings", "allowed", "known")):
+        for entry in part.get(name, ()):
+            key = (name, entry["fingerprint"], entry["line"], entry.get("reason"))
+            if key in seen:
+                seen[key]["count"] += entry["count"]
+            else:
+                seen[key] = {**entry}
+                total.setdefault(name, []).append(seen[key])
+        if name in part:
+            total.setdefault(name, [])
+    return total
 
 
 def _entry(entry: CountedFinding) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .names import names_cuda
 from .report import CountedFinding, as_text
 from .report_files import Base, as_dict, check_files, write_files
-from .suppress import apply, gather, tell_unused
+from .suppress import allowances, apply, gather, tell_unused
 
 if TYPE_CHECKING:
     from .detectors import Detectors
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 UNWATCHED = (
     "nothing was watched: no tensor was on a device, so this says nothing about the program. Run it where there is a "
-    "GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by gapless.guard.device_tensor"
+    f"GPU, give --device-tensors cuda if it runs on CUDA, or mark tensors by {__package__}.device_tensor"
 )
 
 
@@ -78,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
-        detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed)
+        detectors = Detectors(
+            names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed,
+            allows=allowances(options.suppress, options.suppressions),
+        )  # fmt: skip
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -148,21 +148,24 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
         return LONG_WAY  # no storage: sparse, or within a transform of functions
     if device and host:
         return LONG_WAY
-    with Unseen():
-        checker = ops.checker
-        if checker is None or not checker.active:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+    try:
+        with Unseen():
+            checker = ops.checker
+            if checker is None or not checker.active:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+                if device:
+                    mark(out)
+                return out
+            named = kwargs or {}
+            site, actor = checker.saw(_PLAN, args, named, 4, uses)
+            out = func(*args, **named)
             if device:
                 mark(out)
+            if checker.follows_results:
+                checker.ran(_PLAN, args, named, out, site, actor, device)
             return out
-        named = kwargs or {}
-        site, actor = checker.saw(_PLAN, args, named, 4, uses)
-        out = func(*args, **named)
-        if device:
-            mark(out)
-        if checker.follows_results:
-            checker.ran(_PLAN, args, named, out, site, actor, device)
-        return out
+    except NotImplementedError:
+        return LONG_WAY  # the CPU has no kernel for the type
 
 
 def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -28,8 +28,7 @@ _FRAMES_LOOKED_AT = range(200)
 """One item for each frame that is looked at before giving up."""
 
 _HERE = os.path.dirname(__file__) + os.sep
-_TYPED_IN = ("<stdin>", "<string>")
-_RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
+_TYPED_IN = ("<stdin>", "<string>", "<doctest ")
 
 _BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
 """Modules that run a program, or a child's part of it."""
@@ -207,14 +206,15 @@ _TORCHS = [spec.submodule_search_locations for spec in map(find_spec, ("torch", 
 _OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for places in _TORCHS for place in places or ()))
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_RUNNERS = tuple(f"{folder}{name}{os.sep}" for folder in _PACKAGE_FOLDERS for name in ("_pytest", "pytest", "pluggy"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})
 
 
 def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
         # Frames below the module runner or the test runner are not the user's program.
-        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file in _TYPED_IN else HIDDEN
-    if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
+        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file.startswith(_TYPED_IN) else HIDDEN
+    if any(name in file for name in _RUNNERS):
         return END_OF_STACK
     if file.startswith((*_OURS_AND_TORCH, *hidden)):
         return HIDDEN

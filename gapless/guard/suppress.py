@@ -2,6 +2,7 @@
 
 A file holds one per line, `PATH[:LINE] [RULE] -- reason`; `#` starts a comment. PATH may have wildcards and matches
 from the end, so `engine/worker.py` is any file of that name in any folder `engine`. A comment is `# san: ok(reason)`.
+A line `allow package.module.function -- reason` allows waits inside a context manager or decorator of the program.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DEFAULT_FILE = ".gapless-san"
 FLAG = "--suppress"
 
 _COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
+_ALLOW = re.compile(r"allow\s+(?P<name>[\w.]+)\s+--\s+(?P<reason>\S.*)")
 _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s+--\s+(?P<reason>\S.*)")
 
 
@@ -51,21 +53,26 @@ def parse(text: str, where: str) -> Suppression:
     return Suppression(found["path"], line, found["rule"], found["reason"].strip(), where)
 
 
-def read(path: Path) -> list[Suppression]:
-    """Read all suppressions of a file. Raises ValueError, also when the file cannot be read."""
+def _lines(flags: Iterable[str], file: str | None) -> list[tuple[str, str]]:
+    """Return the lines of flags and of `file`, each with its place. Raises ValueError when the file cannot be read."""
+    path = Path(file or DEFAULT_FILE)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines() if file or path.exists() else []
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
-    numbered = ((number, line.split("#", 1)[0]) for number, line in enumerate(lines, 1))
-    return [parse(line, f"{path}:{number}") for number, line in numbered if line.strip()]
+    numbered = [(line.split("#", 1)[0].strip(), f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    return [*((text.strip(), FLAG) for text in flags), *((line, where) for line, where in numbered if line)]
 
 
 def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
     """Read the suppressions of flags and of `file`, by default DEFAULT_FILE if that exists. Raises ValueError."""
-    path = Path(file or DEFAULT_FILE)
-    from_file = read(path) if file or path.exists() else []
-    return [*(parse(text, FLAG) for text in flags), *from_file]
+    return [parse(text, where) for text, where in _lines(flags, file) if not _ALLOW.fullmatch(text)]
+
+
+def allowances(flags: Iterable[str], file: str | None) -> dict[str, str]:
+    """Read the functions of the program inside which it may wait, each with its reason, from the same places."""
+    found = [_ALLOW.fullmatch(text) for text, _ in _lines(flags, file)]
+    return {one["name"]: one["reason"] for one in found if one is not None}
 
 
 def apply(entries: Iterable[CountedFinding], suppressions: list[Suppression]) -> list[CountedFinding]:

@@ -35,6 +35,7 @@ class Region(Scope, ContextDecorator):
             sync_cuda.install(watch)
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(callbacks.watched())
+            watch.ops = ops
             watch.calls = watch.modes.enter_context(SyncCalls(watch, ops))
             watch.modes.enter_context(operators.registrations.held())
             local.watch = watch

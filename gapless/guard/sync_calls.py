@@ -20,10 +20,11 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .callbacks import has_own, moved, of_classes, takes_apart, watched_function
+from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
-from .operators import OPERATORS, composite
-from .patches import leave_uncompiled
+from .operators import NONE_GIVEN, OPERATORS, composite
+from .patches import holding, leave_uncompiled
+from .pinned_allocs import allocated
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
@@ -79,7 +80,9 @@ def _to(watch: ThreadState, call: TorchCall) -> Any:
         return _upload(watch, call, device, non_blocking)
     if _GROUPED.search(caller()) and not marks.on_accelerator(source):
         return _run(call)
-    return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
+    if non_blocking and watch.is_device(source) and source.numel():
+        return allocated(watch, lambda: _download(watch, call, ""))
+    return _download(watch, call, "copy-to-host")
 
 
 def _to_copied(watch: ThreadState, call: TorchCall) -> Any:
@@ -155,7 +158,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     if not watch.is_device(source):
         return _run(call)
     TALLY.add("copies")
-    if source.numel():
+    if rule and source.numel():
         watch.flag(rule)
     if marks.on_accelerator(source):
         with watch.silence(to_host=True):
@@ -164,7 +167,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
         return result
     with watch.silence():
         # It may have another type now, and is still on the emulated device.
-        return moved(_run(call), lambda source: _host_copy(watch, source, rule == "pinned-alloc"), marks.emulated)
+        return moved(_run(call), lambda source: _host_copy(watch, source, not rule), marks.emulated)
 
 
 def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
@@ -265,16 +268,18 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
 
 def _placed(watch: ThreadState, call: TorchCall) -> Any:
     """Run a call with `device=` or `pin_memory=`; without an accelerator it is emulated on the CPU."""
-    kwargs = dict(call.kwargs)
+    kwargs, device = dict(call.kwargs), call.kwargs.get("device")
     if isinstance(call.func, torch._ops.OpOverload) and not kwargs.get("pin_memory"):
         return _run(call)  # the dispatch half places it
-    if kwargs.get("pin_memory"):
-        watch.flag("pinned-alloc")
-        if not marks.has_accelerator():
+    # `empty_like(x, device="cpu")` of a device tensor is on the host.
+    with holding(watch, to_host=watch.to_host or (device is not None and not marks.names_device(device))):
+        if kwargs.get("pin_memory"):
+            if marks.has_accelerator():
+                return allocated(watch, lambda: _run(call))
             del kwargs["pin_memory"]
-            return marks.pinned_tensor(call.func(*call.args, **kwargs))
-    if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
-        return _run(call)
+            return allocated(watch, lambda: marks.pinned_tensor(call.func(*call.args, **kwargs)))
+        if not (marks.names_device(device) and marks.must_emulate(device)):
+            return _run(call)
     kwargs["device"] = CPU
     with watch.placing():
         result = call.func(*call.args, **kwargs)
@@ -290,15 +295,16 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
+    def pinned() -> Tensor:
+        with watch.silence(to_host=True):
+            made: Tensor = _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+            return made
+
     # A DataLoader's batches are freed as fast as they are made, so the allocator has a block for each.
-    if not caller().endswith(_LOADERS):
-        watch.flag("pinned-alloc")
-    with watch.silence(to_host=True):
-        return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
+    return pinned() if caller().endswith(_LOADERS) else allocated(watch, pinned)
 
 
 def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
-    watch.flag("record-stream")
     return _run(call) if marks.has_accelerator() else None
 
 
@@ -366,7 +372,7 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
 
 def _composite(watch: ThreadState, call: TorchCall) -> Any:
     """Run an operator that is made of others, whose body is the user's code."""
-    body = composite(call.func)
+    body = composite(*call)
     assert body is not None
     with watch.called_back():
         return body(*call.args, **call.kwargs)
@@ -413,6 +419,8 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.nn.functional.triplet_margin_with_distance_loss: _calling,
     torch.lobpcg: _calling,
+    torch.ops.higher_order.cond: branching,
+    torch.ops.higher_order.while_loop: branching,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
@@ -457,7 +465,7 @@ class SyncCalls(TorchFunctionMode):
         default = marks.default.device
         if default is not None and func in _device_constructors() and not (kwargs and kwargs.get("device")):
             handler, kwargs = handler or _placed, {**(kwargs or {}), "device": default}
-        if type(func) in OPERATORS and composite(func):
+        if type(func) in OPERATORS and composite(func, args, kwargs or NONE_GIVEN):
             handler = _composite
         # A call made inside another one belongs to the outer one, which is what the user wrote.
         call = outer

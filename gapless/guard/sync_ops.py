@@ -19,6 +19,7 @@ from .patches import leave_uncompiled
 from .refusals import refusal_of
 from .watch import ThreadState, TorchCall
 from .watched import TALLY
+from .wider import lacking
 
 Args = Sequence[Any]
 RunOp = Callable[[Any, Args, dict[str, Any]], Any]
@@ -151,9 +152,7 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
         return None
     if marks.names_device(target):
         return None if watch.is_device(source) else copy_rule(source, non_blocking, up=True)
-    if not marks.on_accelerator(source):
-        return None
-    return "pinned-alloc" if non_blocking else "copy-to-host"
+    return "copy-to-host" if marks.on_accelerator(source) and not non_blocking else None
 
 
 CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
@@ -316,7 +315,12 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except RuntimeError as error:
+            if not device or watch.real:
+                raise
+            out = lacking(func, args, kwargs, error)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             mark(out)
             if op.reduces and isinstance(out, Tensor):

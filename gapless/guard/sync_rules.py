@@ -107,7 +107,7 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
         "a preallocated pinned destination, read after an event",
     ),
     SyncRule(
-        "pinned-alloc", 13, "pinned memory is allocated: pin_memory, to('cpu', non_blocking=True)",
+        "pinned-alloc", 13, "pinned memory is allocated again and again: pin_memory, to('cpu', non_blocking=True)",
         "a miss of the host allocator's cache is a cudaHostAlloc: milliseconds, and the device may wait too",
         "allocate a ring of pinned buffers once, before serving",
     ),
@@ -120,11 +120,6 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
         "empty-cache", 14, "torch.cuda.empty_cache",
         "cudaFree waits for the whole device, and the next allocation pays again",
         "leave the cache alone while work is running",
-    ),
-    SyncRule(
-        "record-stream", 14, "Tensor.record_stream",
-        "reuse of the memory is put off until events are polled, which makes the allocator grow",
-        "keep a reference until a fence of the other stream has passed",
     ),
     SyncRule(
         "event-wait", 15, "the host waits for an event",

@@ -75,6 +75,8 @@ class ThreadState:
         self.call: TorchCall | None = None
         self.calls: Any = None
         """The function mode of this thread's regions."""
+        self.ops: Any = None
+        """Their dispatch mode."""
         self.within: TorchCall | None = None
         """The call from inside which torch calls the user's code back, while it does so."""
         self.quiet = 0

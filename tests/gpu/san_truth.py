@@ -40,7 +40,6 @@ MAY_WAIT = {
     "gapped-async": "packed first, into memory that is not pinned",
     "unpinned-download": "the driver may wait or not",
     "pinned-alloc": "a hit of the host allocator's cache does not wait",
-    "record-stream": "it costs memory, not time",
     "empty-cache": "it waits where there is something to free",
     "allocator-growth": "cudaMalloc need not wait",
     "host-operand": "a device refuses it, or takes a number",

@@ -289,7 +289,7 @@ def order_two_streams(x: Tensor, side: torch.cuda.Stream) -> None:
 def record_a_stream(like: Tensor, side: torch.cuda.Stream) -> None:
     x = torch.zeros_like(like)
     side.wait_stream(torch.cuda.current_stream())
-    x.record_stream(side)  # costs
+    x.record_stream(side)
     torch.cuda.current_stream().wait_stream(side)
 
 

@@ -3,6 +3,7 @@ of a wait, of CUDA's set-up and of a question about the device. All are as they 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -42,7 +43,8 @@ def _goes_up(t: Tensor) -> None:
 
 
 def _is_pinned(t: Tensor) -> None:
-    for pinned in (torch.empty(2, pin_memory=True), torch.ones(2).pin_memory()):
+    for make in (lambda: torch.empty(2, pin_memory=True), lambda: torch.ones(2).pin_memory()) * 2:
+        pinned = make()
         assert pinned.is_pinned() and not pinned.is_cuda
 
 
@@ -107,7 +109,7 @@ def multi_hook(body: Body) -> None:
 
 def after_backward(body: Body) -> None:
     x = leaf()
-    engine = torch.autograd.Variable._execution_engine
+    engine = vars(torch.autograd.Variable)["_execution_engine"]
     x.register_hook(lambda grad: engine.queue_callback(lambda: body(grad)))
     x.sum().backward()
 
@@ -266,6 +268,21 @@ def overriding_class(body: Body) -> None:
         assert type(y) is One and y.is_cuda
 
 
+def overriding_class_alone(body: Body) -> None:
+    """The class switches all overrides off, which is how older code calls torch from inside one."""
+
+    class Plain(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            with torch._C.DisableTorchFunction():
+                heard(args[0].as_subclass(Tensor))
+                return func(*args, **(kwargs or {}))
+
+    heard = once(body)
+    x = torch.ones(2, 3, device="cuda").as_subclass(Plain)
+    assert (x + 1).is_cuda
+
+
 def overriding_object(body: Body) -> None:
     class Box:
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -347,7 +364,8 @@ PLACES: dict[str, Callable[[Body], None]] = {
     for one in (
         tensor_hook, accumulate_hook, node_hook, node_prehook, multi_hook, after_backward, grad_of,
         backward_of_several, backward_in_backward, forward_hook, forward_prehook, backward_hook, backward_prehook, pack,
-        pack_within, unpack, saved_one, overriding_class, overriding_object, dispatch_mode, optimizer_hooks, distance,
+        pack_within, unpack, saved_one, overriding_class, overriding_class_alone,
+        overriding_object, dispatch_mode, optimizer_hooks, distance,
     )
 } | {
     **{f"function_{at}": partial(function, at) for at in ("forward", "setup", "backward", "saved")},
@@ -379,8 +397,125 @@ def test_a_wait_is_seen_at_its_line_when_torch_calls_the_code_back(place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_asks_for_a_device_gets_it_when_torch_calls_the_code_back(place):
+def test_a_device_is_given_and_answered_when_torch_calls_the_code_back(place):
     for name, (rules, body) in ASKS.items():
         runs, found = found_in(PLACES[place], body)
         assert runs, name
         assert {rule for rule, line in found} == rules, name
+
+
+FSDP = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cuda", (1,))
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+for layer in (model[0], model):
+    fully_shard(layer, mesh=mesh, offload_policy=CPUOffloadPolicy())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(2):
+    model(torch.ones(4, 8, device="cuda")).square().mean().backward()
+    assert not any(parameter.grad.is_cuda for parameter in model.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.process
+def test_gradients_that_fsdp_offloads_in_backward_are_on_the_host(san_source):
+    _, report, said = san_source(FSDP, "--device-tensors", "cuda")
+    assert not report["incomplete"], said.err
+    lines = FSDP.splitlines()
+    at = {(entry["rule"], lines[entry["line"] - 1].split("(")[0].strip()) for entry in report["findings"]}
+    # Its copies in backward are waited for by an event; the step itself is on the host.
+    assert {rule for rule, line in at if line.startswith("model")} == {"pinned-alloc", "event-wait"}
+    assert not [rule for rule, line in at if line.startswith("optimizer")]
+
+
+def test_a_gradient_is_where_its_leaf_is():
+    with Detectors(["sync"], emulate_cuda=True) as detectors:
+        host, device = torch.ones(2, requires_grad=True), leaf()
+        host.to("cuda").half().sum().backward()
+        device.cpu().sum().backward()
+        assert host.grad.is_cpu and device.grad.is_cuda
+        twice = torch.ones(2, requires_grad=True)
+        (first,) = torch.autograd.grad(twice.cuda().pow(3).sum(), twice, create_graph=True)
+        first.sum().backward()
+        assert twice.grad.is_cpu and twice.grad.tolist() == [6.0, 6.0]
+    rules = [entry.finding.rule for entry in detectors.findings()]
+    assert sorted(set(rules)) == ["copy-to-host", "upload"]
+
+
+def test_a_copy_of_a_wrapping_class_copies_what_is_inside():
+    with Detectors(["sync"], emulate_cuda=True) as detectors:
+        for kind in (Wrapped, Flat):
+            host = kind(torch.ones(3), lambda t: None)
+            up = host.to("cuda", torch.float16)
+            down = up.cpu()
+            assert (up.is_cuda, up.elem.is_cuda, up.dtype) == (True, True, torch.float16)
+            assert not (host.elem.is_cuda or down.is_cuda or down.elem.is_cuda)
+    assert [(entry.finding.rule, entry.count) for entry in detectors.findings()] == [("upload", 2), ("copy-to-host", 2)]
+
+
+def test_a_tensor_that_is_made_like_another_is_where_the_program_says():
+    with Detectors(["sync"], emulate_cuda=True):
+        x = torch.ones(3, device="cuda")
+        for made in (
+            torch.empty_like(x, device="cpu"),
+            x.new_zeros(3, device="cpu"),
+            torch.full_like(x, 2, device="cpu"),
+        ):
+            assert not made.is_cuda
+        assert torch.empty_like(x).is_cuda and torch.empty_like(torch.ones(3), device="cuda").is_cuda
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_transforms_of_functions_leave_tensors_on_their_device():
+    def seen(t: Tensor) -> Tensor:
+        places.append((t.is_cuda, (t * 2).is_cuda, torch.zeros_like(t).is_cuda))
+        return (t * t).sum()
+
+    places: list[tuple[bool, bool, bool]] = []
+    with Detectors(["sync", "race"], emulate_cuda=True):
+        x = torch.ones(2, 3, device="cuda")
+        results = [torch.func.vmap(seen)(x), torch.func.grad(seen)(x), torch.func.jacrev(seen)(x)]
+        results += [torch.func.hessian(seen)(x), torch.func.vmap(torch.func.grad(seen))(x)]
+        results += torch.func.jvp(seen, (x,), (x,))
+        assert all(result.is_cuda for result in results)
+    assert set(places) == {(True, True, True)}
+
+
+def test_a_branch_of_cond_is_seen_and_so_is_what_decides():
+    def branch(x: Tensor) -> Tensor:
+        return x.to("cpu").to("cuda")
+
+    with Detectors(["sync", "race"], emulate_cuda=True) as detectors:
+        x = torch.ones(3, device="cuda")
+        assert torch.cond(x.sum() > 0, branch, torch.clone, (x,)).is_cuda
+        (y,) = torch.while_loop(lambda x: x.sum() < 10, lambda x: (x + 1,), (x,))
+        assert y.is_cuda
+    assert [(entry.finding.rule, entry.count) for entry in detectors.findings()] == [
+        ("host-read", 1), ("copy-to-host", 1), ("upload", 1), ("host-read", 4),
+    ]  # fmt: skip
+
+
+def test_everything_is_as_before_once_the_last_region_is_left():
+    class Own(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def parts() -> list[dict[str, object]]:
+        owners = sys.modules["torch._C._autograd"], torch.autograd.Variable, TorchDispatchMode, Own
+        return [dict(vars(owner)) for owner in owners]
+
+    before = parts()
+    with Detectors(["sync"], emulate_cuda=True):
+        with Own():
+            torch.ones(2, device="cuda")
+        assert all(then != now for then, now in zip(before, parts(), strict=True))
+    assert parts() == before

@@ -136,7 +136,7 @@ def test_ranges_and_marks_of_profilers_are_taken(region):
 REFUSED = {
     "torch.cuda.temperature": lambda: torch.cuda.temperature(),
     "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),
-    "torch.cuda.cudart": lambda: torch.cuda.cudart(),
+    "torch.cuda.cudart().cudaStreamCreate": lambda: torch.cuda.cudart().cudaStreamCreate(0),
     "torch.cuda.memory.get_allocator_backend": lambda: torch.cuda.get_allocator_backend(),
     "torch.cuda.nccl.unique_id": lambda: torch.cuda.nccl.unique_id(),
 }

@@ -201,6 +201,17 @@ FOUND = {
         for step in range(3):
             stage(step)
     """,
+    "a mask of what a model gives": """
+        def keep(model, ids: Tensor):
+            hidden = model(ids)
+            alive = ids > 0
+            return hidden[alive.any(1)]  # here
+    """,
+    "a gradient in a hook": """
+        def watch(grad):
+            print("norm", grad.norm())  # here
+        weight.register_hook(watch)
+    """,
     "a mask by its name": """
         def compact(rows: Tensor, done: Tensor):
             return rows[~done]  # here
@@ -331,6 +342,12 @@ SILENT = {
             picked = torch.stack([torch.from_numpy(row) for row in rows])
             flipped = torch.where(picked > 0, picked, -picked)
             return flipped[flipped > 1].tolist()
+    """,
+    "memory that the program pins itself": """
+        host = torch.zeros(8)
+        torch.cuda.cudart().cudaHostRegister(host.data_ptr(), 32, 0)
+        there = torch.zeros(8, device="cuda")
+        there.copy_(host, non_blocking=True)
     """,
     "the default device": """
         torch.set_default_device("cuda")

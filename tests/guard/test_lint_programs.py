@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from gapless.guard.lint import lint
@@ -32,6 +33,7 @@ def faulty_lines(path: Path) -> Iterator[int]:
             yield number
 
 
+@cache
 def linted_lines(path: Path) -> dict[int, str]:
     entries = lint([str(path)]).entries()
     return {entry.finding.site.line: entry.finding.text() for entry in entries if entry.excuse is None}

@@ -361,7 +361,7 @@ def test_pytest_fails_tests_whose_program_waits(tmp_path):
     assert "3 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "PASSED checks/test_it.py::test_good" in done.stdout
     assert "src/library.py:8: host-size: torch.Tensor.item" in done.stdout
-    assert "gapless san: 3 reports, 0 sites allowed" in done.stdout
+    assert "gapless san: 3 reports at 2 sites, 0 sites allowed" in done.stdout
     tests = json.loads((tmp_path / "out.json").read_text())["tests"]
     assert [entry["test"].split("::")[1] for entry in tests] == ["test_bad", "test_fails_by_itself", "test_region"]
     assert tests[0]["findings"][0]["line"] == 8
@@ -395,7 +395,7 @@ def test_pytest_where_tests_and_program_share_the_projects_folder(tmp_path):
 def test_findings_that_are_suppressed_fail_no_test(tmp_path):
     (tmp_path / ".gapless-san").write_text("src/library.py host-size -- known\nsrc/library.py:15 -- known\n")
     done = pytest_run(tmp_path, "--gapless-san")
-    assert "1 failed, 4 passed" in done.stdout and "0 reports, 3 sites allowed" in done.stdout, done.stdout
+    assert "1 failed, 4 passed" in done.stdout and "0 reports at 0 sites, 2 sites allowed" in done.stdout, done.stdout
 
 
 @pytest.mark.process

@@ -160,7 +160,7 @@ def test_an_alias_of_pinned_memory_is_pinned():
         alias = torch.from_numpy(np.asarray(host.numpy())[4:8])
         assert alias.is_pinned() and not torch.from_numpy(np.zeros(4, np.float32)).is_pinned()
         device[4:8].copy_(alias, non_blocking=True)
-    assert [entry.finding.rule for entry in detectors.findings()] == ["pinned-alloc"]
+    assert detectors.findings() == []
 
 
 def test_a_watched_array_is_an_array_to_all_who_ask():

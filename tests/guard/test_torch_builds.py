@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from gapless import guard
 from gapless.guard.emulate import emulated_cuda
@@ -57,3 +59,19 @@ def test_a_kernel_of_triton_ends_with_one_sentence(text):
 def test_a_driver_that_is_not_there_is_named_by_what_asked_for_it():
     error = RuntimeError("CUDA error: CUDA driver version is insufficient for CUDA runtime version")
     assert str(refusal_of(error, "aten.cat")) == "not emulated: aten.cat"
+
+
+def test_libraries_that_ask_the_core_of_torch_for_a_device_get_the_emulated_one(region):
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = fully_shard(nn.Linear(2, 2, device="cuda"))
+        assert layer.weight.device_mesh.device_type == "cuda"
+        with torch.device("meta"):
+            later = fully_shard(nn.Linear(2, 2))
+        later.to_empty(device="cuda")
+        for model in (layer, later):
+            model(torch.ones(1, 2, device="cuda")).sum().backward()
+        assert later.weight.to_local().is_cuda
+    finally:
+        dist.destroy_process_group()
+    assert region.report.findings == []

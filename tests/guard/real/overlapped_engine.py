@@ -12,7 +12,7 @@ torch.manual_seed(0)
 embed, head = torch.randn(VOCAB, WIDTH, device=device), torch.randn(WIDTH, VOCAB, device=device)
 last = torch.ones(ROWS, dtype=torch.long, device=device)
 done = torch.zeros(ROWS, dtype=torch.bool, device=device)
-home = [torch.zeros(ROWS, dtype=torch.long, pin_memory=True) for _ in range(DEPTH)]  # loop: pinned-alloc
+home = [torch.zeros(ROWS, dtype=torch.long, pin_memory=True) for _ in range(DEPTH)]
 compute, copies = torch.cuda.Stream(), torch.cuda.Stream()
 computed, copied = ([torch.cuda.Event() for _ in range(DEPTH)] for _ in range(2))
 for stream in (compute, copies):

@@ -1,0 +1,25 @@
+"""A checkpointed block loads its bias from pinned memory: its second forward reads while the host writes."""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+host = torch.zeros(4, pin_memory=True)  # san: ok(set-up)
+layer = nn.Linear(4, 4, device="cuda")
+loaded = torch.cuda.Event()
+
+
+def block(x):
+    bias = host.to("cuda", non_blocking=True)
+    loaded.record()
+    return torch.tanh(layer(x) + bias)
+
+
+x = torch.ones(3, 4, device="cuda", requires_grad=True)
+for step in range(2):
+    host.fill_(step)  # finds: race
+    y = checkpoint(block, x, use_reentrant=False)
+    done = loaded
+    loaded = torch.cuda.Event()
+    y.sum().backward()
+    done.synchronize()  # san: ok(the first forward has read it)

@@ -1,0 +1,264 @@
+"""`pytest --gapless-san` over whole projects: CUDA everywhere, findings where they were made, honest ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated"),
+]
+
+LIBRARY = '''
+"""Doctests run under the detectors.
+
+>>> runs(2).tolist()
+[2.0, 2.0]
+"""
+import torch
+
+side = torch.cuda.Stream()
+at_import = torch.ones(3, device="cuda").max().item()
+
+def waits(n):
+    """
+    >>> waits(3)
+    3.0
+    """
+    return torch.ones(n, device="cuda").sum().item()
+
+def runs(n):
+    return torch.ones(n, device="cuda") + 1
+
+def races(x):
+    with torch.cuda.stream(side):
+        return x * 2
+
+def ordered(x):
+    side.wait_stream(torch.cuda.current_stream())
+    y = races(x)
+    torch.cuda.current_stream().wait_stream(side)
+    return y
+'''
+
+CONFTEST = """
+import pytest, torch
+
+@pytest.fixture
+def x():
+    return torch.ones(3, device="cuda")
+
+@pytest.fixture(scope="session")
+def weights():
+    import library
+    yield torch.ones(4, device="cuda")
+    library.waits(1)
+
+@pytest.fixture(scope="module")
+def loaded():
+    import library
+    library.waits(3)
+    return torch.ones(3, device="cuda")
+"""
+
+TESTS = """
+import asyncio, unittest
+import numpy as np
+import pytest, torch
+import library
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+def setup_module():
+    torch.zeros(2, device="cuda").add_(1)
+
+def test_first_of_all(x):
+    assert library.ordered(x).tolist() == [2, 2, 2]
+
+def test_reads(x, weights):
+    assert library.ordered(x).tolist() == [2, 2, 2]
+    np.testing.assert_allclose(library.runs(2), [2, 2])
+
+def test_first_of_loaded(loaded):
+    pass
+
+def test_second_of_loaded(loaded):
+    assert loaded.is_cuda
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_races(n, x):
+    library.races(x) + 1
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+
+@pytest.mark.xfail
+def test_known():
+    library.waits(2)
+
+@pytest.mark.asyncio
+async def test_coroutine(x):
+    await asyncio.sleep(0)
+    library.runs(2)
+
+@pytest.mark.asyncio
+async def test_coroutine_waits(x):
+    await asyncio.sleep(0)
+    library.waits(2)
+
+left = []
+
+def test_leaves_work_on_a_side_stream(x):
+    library.side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(library.side):
+        left.append(x.mul_(2))
+
+def test_uses_what_is_left():
+    [x + 1 for x in left]
+
+class TestMethods:
+    def setup_class(self):
+        self.w = torch.ones(2, device="cuda")
+
+    def setup_method(self):
+        self.s = torch.cuda.Stream()
+
+    def teardown_method(self):
+        library.waits(1)
+
+    def test_one(self):
+        assert self.w.is_cuda
+
+class TestUnit(unittest.TestCase):
+    def setUp(self):
+        self.z = torch.ones(2, device="cuda")
+
+    def test_good(self):
+        self.assertTrue(self.z.is_cuda)
+
+    def test_waits(self):
+        library.waits(1)
+"""
+
+FAILED = {
+    "library.py::library.waits", "test_all.py::test_first_of_loaded", "test_all.py::test_races[1]",
+    "test_all.py::test_races[2]", "test_all.py::test_coroutine_waits", "test_all.py::TestUnit::test_waits",
+    "library.py::library",
+}  # fmt: skip
+"""The first test of library.py fails for the module's import."""
+ERRORS = {"test_all.py::TestMethods::test_one", "test_all.py::TestUnit::test_waits"}
+"""Tests whose teardown waits; the last one's is that of the whole session."""
+
+
+def run(folder: Path, *args: str, plugins: str = "") -> subprocess.CompletedProcess[str]:
+    """Run pytest over the files of a folder; `plugins` names those that are on besides ours."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gapless.guard.pytest_plugin"]
+    named = [word for name in plugins.split() for word in ("-p", name)]
+    paths = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        [*command, *named, "--gapless-san", *args],
+        cwd=folder, capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **paths},
+    )  # fmt: skip
+
+
+def outcomes(done: subprocess.CompletedProcess[str], kind: str) -> set[str]:
+    return set(re.findall(rf"^{kind} (\S+)", done.stdout, re.MULTILINE))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    texts = {"library.py": LIBRARY, "conftest.py": CONFTEST, "test_all.py": TESTS, "pytest.ini": "[pytest]\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text.lstrip())
+    return tmp_path
+
+
+def test_findings_fail_the_tests_that_made_them_in_every_phase(project):
+    flags = ("--doctest-modules", "-rA", "--gapless-san-json", "base.json", "--gapless-san-sarif", "san.sarif")
+    done = run(project, *flags, plugins="pytest_asyncio.plugin")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (outcomes(done, "FAILED"), outcomes(done, "ERROR")) == (FAILED, ERRORS), done.stdout
+    assert "; 1 of 17 tests skipped, and not watched" in done.stdout and " 2 x library.py:23: race" in done.stdout
+    report = json.loads((project / "base.json").read_text())
+    assert {test["when"] for test in report["tests"]} == {"call", "teardown"} and report["watched"]["streams"] == 2
+    (sarif,) = json.loads((project / "san.sarif").read_text())["runs"]
+    assert len(sarif["results"]) == len({one["partialFingerprints"]["gaplessSan/v1"] for one in sarif["results"]}) == 3
+    # What is known fails nothing; a new line does.
+    with (project / "library.py").open("a") as file:
+        file.write("\n\ndef new(x):\n    return x.sum().item()\n")
+    (project / "test_new.py").write_text("import library\n\n\ndef test_new(x):\n    library.new(x)\n")
+    done = run(project, *flags, "--gapless-san-diff", "base.json", plugins="pytest_asyncio.plugin")
+    assert (done.returncode, outcomes(done, "FAILED")) == (1, {"test_new.py::test_new"}), done.stdout
+    assert "gapless san: 1 reports at 1 sites, 0 sites allowed; " in done.stdout
+    assert "3 sites known from base.json" in done.stdout
+
+
+def test_workers_of_xdist_report_to_the_controller(project):
+    done = run(project, "-rA", "-n2", "--dist=loadfile", "--gapless-san-json", "x.json", plugins="xdist.plugin")
+    failed = {name for name in FAILED if name.startswith("test_all") and "coroutine" not in name}
+    # Each worker imports the library, and its first test in the tests' file answers for that.
+    first = "test_all.py::test_first_of_all"
+    assert outcomes(done, "FAILED") - {"test_all.py::test_coroutine", "test_all.py::test_coroutine_waits"} == {
+        *failed, first,
+    }, done.stdout  # fmt: skip
+    assert json.loads((project / "x.json").read_text())["watched"]["device_tensors"] > 20
+
+
+@pytest.mark.parametrize("plugins", ["", "xdist.plugin"])
+def test_a_session_that_watches_nothing_ends_with_3(tmp_path, plugins):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, torch\n\n\n@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')\n"
+        "def test_gpu():\n    torch.ones(2, device='cuda')\n\n\ndef test_cpu():\n    torch.ones(2).tolist()\n"
+    )
+    flags = ("-n2", "--gapless-san-device-tensors", "marked") if plugins else ("--gapless-san-device-tensors=marked",)
+    done = run(tmp_path, *flags, plugins=plugins)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "gapless san: nothing was watched" in done.stdout and "0 reports" not in done.stdout
+    assert "give --gapless-san-device-tensors cuda" in done.stdout and "1 of 2 tests skipped" in done.stdout
+    assert run(tmp_path, plugins=plugins).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("assert 0", 1), ("pytest.skip()", 3), ("library.waits(1); pytest.skip()", 1), ("library.waits(1)", 1)],
+)
+def test_the_exit_code_is_that_of_what_went_wrong(project, body, code):
+    (project / "library.py").write_text(LIBRARY.replace("at_import =", "no =").replace(".max().item()", ""))
+    if code == 3:
+        (project / "library.py").write_text("")
+    (project / "test_all.py").write_text(f"import library, pytest\n\n\ndef test_it():\n    {body}\n")
+    done = run(project)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_wrong_options_stop_before_the_tests(project):
+    for flag, name in (("--gapless-san-sarif", "no/where"), ("--gapless-san-diff", "none.json")):
+        done = run(project, flag, name)
+        assert done.returncode == 4 and f"gapless san: {flag} {name}" in done.stderr, done.stderr
+
+
+def test_a_process_that_a_test_starts_counts_for_that_test(tmp_path):
+    (tmp_path / "work.py").write_text(
+        "import torch\n\n\ndef waits(n):\n    return torch.ones(n, device='cuda').tolist()\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import multiprocessing, work\n\n\ndef test_before():\n    pass\n\n\n"
+        "def test_pool():\n    with multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "        assert pool.map(work.waits, [1]) == [[1.0]]\n        pool.close()\n        pool.join()\n\n\n"
+        "def test_after():\n    pass\n"
+    )
+    done = run(tmp_path, "-rA")
+    assert outcomes(done, "FAILED") == {"test_it.py::test_pool"}, done.stdout + done.stderr
+    assert "work.py:5: host-read" in done.stdout and "1 watched" in done.stdout
