@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from gpu.operator_forms import __file__ as forms_file
+from gpu.operator_forms import forms
 from guard.step_programs import PROGRAMS, Program, marked_lines
 from guard.test_race_waits import NEVER_WAITS, SET_UP, WAITS, names_of_lines
 from guard.test_sync_rules import CASES, Case, World
@@ -477,6 +479,7 @@ def main() -> int:
         return 0
     load = Load()
     rows = [*catalogue(load), *entry_points(load), *unseen_reads(load), *programs(load), *races(load)]
+    rows += [measured(name, "operators", waits, call, load, forms_file) for name, (waits, call) in forms().items()]
     rows += [*whole_programs(), *collectives(load), *lines_that_wait(load), *memory_and_graphs(load)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(by_rule(rows)))

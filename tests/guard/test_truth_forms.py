@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu import san_truth
+from gpu.operator_forms import forms
 
 from gapless.guard import race
 from gapless.guard.detectors import Detectors
@@ -19,6 +20,12 @@ def test_numpy_over_pinned_memory_races_unless_it_waits_for_the_fence(form):
         assert race.found() == []
         form(None, False)
         assert [one.rule for one in race.found()] == ["race"]
+
+
+def test_operators_and_handed_memory_wait_where_their_forms_do():
+    with Detectors(["sync"], emulate_cuda=True):
+        for name, (waits, call) in forms().items():
+            assert bool(san_truth.found_rules(call)) == waits, name
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile imports what warns
