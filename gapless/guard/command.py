@@ -95,7 +95,7 @@ def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """The interpreter with its own flags, and the program with its arguments."""
     if not command:
         raise ValueError("say what to run, after two dashes: -- python program.py")
-    words = with_python(list(command))
+    words = with_python(list(command))  # a console script, such as torchrun
     if words[0].endswith(".py"):
         return [sys.executable], words
     if not os.path.basename(words[0]).startswith("python"):

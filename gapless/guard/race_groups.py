@@ -1,7 +1,7 @@
 """Follows the work of torch.distributed: a collective that is not waited for at once runs on its group's own stream.
 
 It comes after what the current stream has by then. Reads and writes of its tensors must come after `work.wait()`,
-for which the current stream waits, and the host too where the tensors are on the host. A synchronous collective is
+and the current stream waits there, as does the host if the tensors are on the host. A synchronous collective is
 the current stream's. Memory stays with the work until it is done, however early its tensors go.
 """
 
@@ -24,6 +24,7 @@ from .race_cuda import CudaWatch
 from .race_ops import OperatorPlan
 from .race_report import READ, WRITE
 from .sync_ops import RunOp
+from .watch import ON_WAIT
 
 _Touched = list[tuple[Tensor, int]]
 
@@ -170,7 +171,8 @@ class GroupWatch:
         work = original(group, *args, **kwargs)
         is_async = all(getattr(options, "asyncOp", True) for options in (*args, *kwargs.values()))
         if not (is_async or self._is_off()):
-            self._cuda.host_waits()
+            for follow in ON_WAIT:
+                follow()
         return work
 
     def _all_waited(self, original: Any, group: Any) -> None:

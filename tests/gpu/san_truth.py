@@ -249,6 +249,9 @@ def collectives(load: Load) -> list[Truth]:
     good: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(x),
         "broadcast": lambda: dist.broadcast(x, 0),
+        "work.wait": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "future.wait": lambda: dist.all_reduce(x, async_op=True).get_future().wait(),
+        "work.is_completed": lambda: dist.all_reduce(x, async_op=True).is_completed(),
     }
     try:
         rows = [measured(f"{name}, bad", "collective", True, call, load, __file__) for name, call in bad.items()]

@@ -30,7 +30,7 @@ def checked(folder: Path, source: str) -> tuple[dict, str]:
     command = [sys.executable, "-m", "gapless.guard.run", "--device-tensors", "cuda", "--json", str(out)]
     done = subprocess.run(
         [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=120, check=False,
+        text=True, timeout=250, check=False,
     )  # fmt: skip
     assert out.exists(), done.stderr
     return json.loads(out.read_text()), done.stdout + done.stderr
