@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from page_contents import Contents
 from torch import Tensor
+from torch._C import DisableTorchFunction
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
@@ -143,7 +144,7 @@ class LookingModel(ChecksumModel):
 
     def look_now(self) -> None:
         # What a test reads is no call of the engine, which no_sync would have to look at.
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self.look(*self.given)
 
     def look(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> None:

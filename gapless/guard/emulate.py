@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_leaves
 
 from . import emulated_device as device
 from . import emulated_groups as groups
@@ -112,6 +113,14 @@ def _to_numpy(original: Any, tensor: Any, /, **kwargs: Any) -> Any:
     if isinstance(tensor, Tensor) and tensor.is_cuda and kwargs.get("device") is None:
         raise BufferError("Unsupported device in DLTensor.")
     return original(tensor, **kwargs)
+
+
+def _export(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `torch.export.export`, which ends the process where torch has no device for its fake tensors."""
+    tensors = [*module.parameters(), *module.buffers(), *tree_leaves((args, kwargs))]
+    if any([isinstance(one, Tensor) and one in marks.DEVICE_TENSORS for one in tensors]):
+        raise refuse("torch.export of tensors on the device")
+    return original(module, *args, **kwargs)
 
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,6 +254,7 @@ def _install_beside(patches: Patches) -> None:
         patches.hide(torch._C, name)
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
+    patches.wrap(torch.export, "export", _export)
     patches.wrap(torch._C, "_from_dlpack", _taken)
     patches.wrap(np, "from_dlpack", _to_numpy)
     patches.put(torch, "Stream", streams.EmulatedStream)

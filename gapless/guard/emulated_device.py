@@ -24,6 +24,9 @@ from . import emulated_streams as streams
 PART_OF_MEMORY = 4
 """The device has a quarter of the machine's memory: tensors on it are touched only as far as the program does."""
 
+CAPABILITY = (9, 0)
+"""A data center's GPU of today: by its capability a program chooses its path, as grouped products for experts."""
+
 _generator = torch.default_generator
 _CPU_GENERATOR: Any = torch.Generator
 
@@ -37,8 +40,9 @@ def total_memory() -> int:
 
 def properties(device: Any = None) -> SimpleNamespace:
     return SimpleNamespace(
-        name="the CPU, emulating CUDA", major=0, minor=0, total_memory=total_memory(), multi_processor_count=1,
-        warp_size=32, max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
+        name="the CPU, emulating CUDA", major=CAPABILITY[0], minor=CAPABILITY[1],
+        total_memory=total_memory(), multi_processor_count=1, warp_size=32,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
         shared_memory_per_block=48 << 10, shared_memory_per_block_optin=96 << 10,
         shared_memory_per_multiprocessor=100 << 10, L2_cache_size=4 << 20, is_integrated=0, is_multi_gpu_board=0,
         gcnArchName="", uuid="emulated",
@@ -154,9 +158,8 @@ def device_count() -> int:
 
 
 CUDA: dict[str, Any] = {
-    **_all(True, "is_available is_initialized"),
+    **_all(True, "is_available is_initialized is_tf32_supported"),
     "is_bf16_supported": lambda including_emulation=True: True,
-    **_all(False, "is_tf32_supported"),
     "can_device_access_peer": lambda device, peer_device: False,
     "device_count": _own(device_count),
     "current_device": lambda: streams.DEVICE.index,

@@ -20,6 +20,7 @@ from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 from . import marks
 from .arrivals import arriving
+from .emulated_device import CAPABILITY
 from .patches import Patches
 from .refusals import refuse
 from .watch import current
@@ -152,9 +153,10 @@ def _refused(original: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
 def _driver() -> Any:
     """Return what stands for Triton's driver, as far as programs ask it about the device."""
     properties = {"multiprocessor_count": 1, "warpSize": 32, "max_shared_mem": 96 << 10, "max_num_regs": 65536}
+    target = SimpleNamespace(backend="cuda", arch=10 * CAPABILITY[0] + CAPABILITY[1], warp_size=32)
     return SimpleNamespace(
-        get_current_target=lambda: SimpleNamespace(backend="cuda", arch=0, warp_size=32), get_current_device=lambda: 0,
-        set_current_device=lambda device: None, get_device_capability=lambda device=None: (0, 0),
+        get_current_target=lambda: target, get_current_device=lambda: 0,
+        set_current_device=lambda device: None, get_device_capability=lambda device=None: CAPABILITY,
         get_current_stream=lambda device=None: streams.current_stream().cuda_stream,
         get_active_torch_device=lambda: streams.DEVICE, get_device_interface=lambda: torch.cuda,
         utils=SimpleNamespace(get_device_properties=lambda device=None: properties),

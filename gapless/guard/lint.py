@@ -22,6 +22,8 @@ from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
 _SIZED = ("arange", "full", "zeros", "ones", "empty", "linspace", "randint", "randperm")
+_READ = ("equal", "allclose", "is_nonzero", "inv", "inverse", "solve", "cholesky", "lu_factor", "ldl_factor")
+"""Functions that read an answer or an error code. The ones whose names end with _ex do not."""
 _COUNTED = ("bincount", "unique", "unique_consecutive")
 # One query is no poll.
 _CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES) if rule != "event-poll"}
@@ -180,7 +182,7 @@ class Linter(Flow):
                 yield "list-to-device"
         elif makes and name in _SIZED and any(self.names.of(arg).on_device for arg in node.args):
             yield "host-read"
-        elif first.on_device and (module == "torch" or name == "one_hot"):
+        elif first.on_device and (module in ("torch", "torch.linalg") or name == "one_hot"):
             yield from self._shared_rules(name, node, node.args[1:], one_argument=len(node.args) == 1)
 
     def _of_the_host(self, node: ast.Call) -> bool:
@@ -241,7 +243,7 @@ class Linter(Flow):
             yield "data-size"
         elif name in _COUNTED or (name == "histc" and keyword(node, "max") is None and len(rest) < 3):
             yield "counted-size"
-        elif name in ("equal", "allclose", "is_nonzero"):
+        elif name in _READ:
             yield "host-read"
         elif name == "one_hot" and not rest and keyword(node, "num_classes") is None:
             yield "host-size"

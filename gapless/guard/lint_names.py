@@ -31,8 +31,7 @@ from .lint_kinds import (
 
 _NOT_TENSORS = """
     item tolist size dim ndim numel shape dtype device layout stride data_ptr element_size nelement itemsize names
-    is_contiguous is_pinned is_floating_point is_complex is_inference requires_grad untyped_storage storage_offset
-    get_device nbytes is_cuda is_cpu is_meta grad_fn backward size_bytes equal allclose type_
+    requires_grad untyped_storage storage_offset get_device nbytes grad_fn backward size_bytes equal allclose type_
 """.split()  # noqa: SIM905
 _MASKS = """
     bool isfinite isnan isinf isin eq ne lt le gt ge logical_and logical_or logical_not logical_xor any all isclose
@@ -390,7 +389,7 @@ class Names:
             return base if same or base.place == "mixed" else NO_KIND if base.of or base.place == "module" else MOVED
         if base.tensor:
             plain = NUMBER if name in ("item", "numel", "dim") else NO_KIND
-            return plain if name in _NOT_TENSORS else Kind(base.place, name in _MASKS)
+            return plain if name in _NOT_TENSORS or name.startswith("is_") else Kind(base.place, name in _MASKS)
         if base.place == "array":
             return NO_KIND if name in _NOT_TENSORS else ARRAY
         annotated = ("method", name) in self.known and name not in _TAKERS

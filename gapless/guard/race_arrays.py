@@ -18,7 +18,7 @@ Note = Callable[[Extent, int], None]
 
 _PARTS_FOLLOWED = 64
 """The stretches that an index of numpy's may choose; what chooses more is not followed."""
-_WRITING = ("fill", "sort", "partition", "put", "resize", "setfield", "__setstate__")
+_WRITING = ("fill", "sort", "partition", "put", "resize", "setfield", "itemset", "__setstate__")
 _ASKING = {"__array_wrap__", "__array_namespace__", "__dlpack__", "__dlpack_device__", "setflags", "to_device", "view"}
 """Methods that only ask about an array, or give its address away."""
 _READING = (
@@ -140,7 +140,7 @@ for _name in ("flat", "real", "imag"):
     setattr(WatchedArray, _name, _part(_name))
 for _name in set(_READING) - vars(WatchedArray).keys():
     setattr(WatchedArray, _name, _method(_name, writes=False))
-for _name in _WRITING:
+for _name in set(_WRITING) & set(dir(np.ndarray)):  # numpy 2 has no itemset
     setattr(WatchedArray, _name, _method(_name, writes=True))
 note_exports(WatchedArray, lambda array, writes: _touch(array, WRITE if writes else READ))
 # Programs and numpy itself ask for the type's name.

@@ -59,9 +59,12 @@ def _array(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kw
     return watched(original(tensor, *args, **kwargs), partial(checker.reach_part, tensor))
 
 
-def _is_pinned(checker: RaceChecker, tensor: Tensor) -> bool:
+def _is_pinned(checker: RaceChecker, value: Any) -> bool:
+    """Return whether a value is a tensor in pinned memory."""
+    if not isinstance(value, Tensor):
+        return False
     with torch._C.DisableTorchFunction():
-        return checker.everything and checker.cuda is not None and checker.cuda.is_pinned(tensor)
+        return checker.everything and checker.cuda is not None and checker.cuda.is_pinned(value)
 
 
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +130,7 @@ def _tensor_over(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _array_of(checker: RaceChecker, original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Replace `numpy.array` and its like: a view of watched memory is watched, a copy has read it."""
-    if isinstance(value, Tensor) and _is_pinned(checker, value):
+    if _is_pinned(checker, value):
         value = value.detach().numpy()
     if isinstance(value, WatchedArray):
         return views_or_read(value, original(plain(value), *args, **kwargs))
@@ -139,11 +142,7 @@ def _array_of(checker: RaceChecker, original: Any, value: Any = None, *args: Any
 def _array_over(checker: RaceChecker, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `numpy.from_dlpack`."""
     made = original(source, *args, **kwargs)
-    return watched(made, partial(checker.reach_part, source)) if _is_pinned_tensor(checker, source) else made
-
-
-def _is_pinned_tensor(checker: RaceChecker, source: Any) -> bool:
-    return isinstance(source, Tensor) and _is_pinned(checker, source)
+    return watched(made, partial(checker.reach_part, source)) if _is_pinned(checker, source) else made
 
 
 def _array_at(checker: RaceChecker, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from .refusals import refuse
 
-_LACKS = re.compile(r"not implemented for '(\w+)'")
+_LACKS = re.compile(r"not implemented for '(\w+)'|could not create a primitive")
 _NO_KERNEL = re.compile(r"Could not run '([\w:.]+)' with arguments from the 'CPU' backend")
 _F32, _F64, _C64 = torch.float32, torch.float64, torch.complex64
 _INTEGERS = {"Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64}
@@ -44,13 +44,14 @@ def lacking(func: Any, args: Sequence[Any], kwargs: dict[str, Any], error: Runti
     found = _LACKS.search(str(error))
     if not found:
         raise error
-    for casts in _WIDER.get(found[1].lower(), ()):
+    kind = found[1] or "half"  # oneDNN does not name it
+    for casts in _WIDER.get(kind.lower(), ()):
         try:
             return _in_wider(func, args, kwargs, casts)
         except RuntimeError as again:
             if not _LACKS.search(str(again)):
                 raise
-    raise refuse(f"{func} of {found[1]}, for which the CPU has no kernel") from error
+    raise refuse(f"{func} of {kind}, for which the CPU has no kernel") from error
 
 
 def _in_wider(func: Any, args: Sequence[Any], kwargs: dict[str, Any], casts: _Casts) -> Any:

@@ -11,20 +11,29 @@ bytes than it should. Needs torch and a GPU; prints a line for each rule and eve
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
+import io
 import json
+import pickle
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from gpu import callback_forms
+from gpu.operator_forms import __file__ as forms_file
+from gpu.operator_forms import forms
 from guard.step_programs import PROGRAMS, Program, marked_lines
 from guard.test_race_waits import NEVER_WAITS, SET_UP, WAITS, names_of_lines
 from guard.test_sync_rules import CASES, Case, World
+from torch._C import DisableTorchFunction
 
 from gapless import guard
 from gapless.guard.detectors import Detectors
@@ -257,7 +266,7 @@ def unseen_reads(load: Load) -> list[Truth]:
     x = torch.ones(1024, device="cuda")
 
     def past_modes(read: bool) -> None:
-        with torch._C.DisableTorchFunction(), Unseen():
+        with DisableTorchFunction(), Unseen():
             total = x.sum()
             if read:
                 total.item()
@@ -266,13 +275,16 @@ def unseen_reads(load: Load) -> list[Truth]:
         measured("a read past the modes, bad", "device-sync", True, lambda: past_modes(True), load, __file__),
         measured("a sum past the modes, good", "device-sync", False, lambda: past_modes(False), load, __file__),
     ]
+    rows += [measured(name, *form, load, callback_forms.__file__) for name, form in callback_forms.forms().items()]
     return [found_too(row) for row in rows]
 
 
 def races(load: Load) -> list[Truth]:
     """Hold races over pinned memory that numpy writes and reads against what the bytes are in the end."""
     rows = []
-    for name, work in (("written", filled_again), ("read", read_early)):
+    works = {"written by numpy": filled_again, "read by numpy": read_early}
+    works |= {f"read by {name}": partial(taken_early, read) for name, read in OTHER_READS.items()}
+    for name, work in works.items():
         for fenced in (False, True):
             torch.cuda.synchronize()
             wrong = work(load, fenced)
@@ -280,7 +292,7 @@ def races(load: Load) -> list[Truth]:
                 work(load, fenced)
                 torch.cuda.synchronize()
             found = sorted({race.rule for race in checker.races})
-            full = f"pinned memory {name} by numpy {'after' if fenced else 'without'} its fence"
+            full = f"pinned memory {name} {'after' if fenced else 'without'} its fence"
             rows.append(_judged(full, "race", not fenced, wrong, found, "wrong data"))
     return rows
 
@@ -316,6 +328,41 @@ def read_early(load: Load | None, fenced: bool) -> bool:
     if fenced:
         done.synchronize()
     early = bool((array[:] != 1).any())
+    torch.cuda.synchronize()
+    return early
+
+
+def _saved(tensor: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    loaded: torch.Tensor = torch.load(file, weights_only=True)
+    return loaded
+
+
+OTHER_READS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "torch.save": _saved,
+    "pickle": lambda tensor: pickle.loads(pickle.dumps(tensor)),
+    "copy.deepcopy": copy.deepcopy,
+    "bytes": lambda tensor: torch.frombuffer(bytearray(bytes(tensor.numpy())), dtype=torch.float32),
+    "a buffer": lambda tensor: torch.frombuffer(bytearray(b"".join([tensor.numpy()])), dtype=torch.float32),
+    "numpy.array": lambda tensor: torch.from_numpy(np.array(tensor)),
+    "storage": lambda tensor: torch.tensor(tensor.untyped_storage().tolist()).to(torch.uint8).view(torch.float32),
+}
+"""Ways to read a tensor on the host without an operator; each returns a copy of it."""
+
+
+def taken_early(read: Callable[[torch.Tensor], torch.Tensor], load: Load | None, fenced: bool) -> bool:
+    """Read a download in one of these ways; return whether it was read before it had arrived."""
+    source, target = torch.ones(256, device="cuda"), torch.zeros(256).pin_memory()
+    done = torch.cuda.Event()
+    if load is not None:
+        load.queue()
+    target.copy_(source, non_blocking=True)
+    done.record()
+    if fenced:
+        done.synchronize()
+    early = bool((read(target) != 1).any())
     torch.cuda.synchronize()
     return early
 
@@ -480,6 +527,7 @@ def main() -> int:
         return 0
     load = Load()
     rows = [*catalogue(load), *entry_points(load), *unseen_reads(load), *programs(load), *races(load)]
+    rows += [measured(name, "operators", waits, call, load, forms_file) for name, (waits, call) in forms().items()]
     rows += [*whole_programs(), *collectives(load), *lines_that_wait(load), *memory_and_graphs(load)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("\n".join(by_rule(rows)))

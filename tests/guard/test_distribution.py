@@ -71,6 +71,8 @@ def test_the_command_runs_lints_and_tests_in_a_bare_environment(bare, tmp_path):
     assert done.returncode == 1 and "bad.py:5: host-read" in done.stdout, done.stderr
     done = run_in(bare, tmp_path, "gapless-san", "--help")
     assert done.returncode == 0 and all(flag in done.stdout for flag in ("--lint", "--diff", "--device-tensors"))
+    done = run_in(bare, tmp_path, "gapless-san", "--", "pytest", "--version")
+    assert "gapless san: watched" in done.stderr, done.stderr
     done = run_in(bare, tmp_path, "gapless-san", "--", "ls")
     assert done.returncode == 2 and "gapless-san: error: san runs Python programs" in done.stderr
     (tmp_path / "bad.py").write_text(

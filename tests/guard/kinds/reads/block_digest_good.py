@@ -8,7 +8,7 @@ import torch
 
 BLOCK, BLOCKS = 128, 3
 cache = torch.arange(BLOCKS * BLOCK, dtype=torch.int32, device="cuda").view(BLOCKS, BLOCK)
-host = torch.zeros(BLOCKS, BLOCK, dtype=torch.int32, pin_memory=True)  # san: ok(once)
+host = torch.zeros(BLOCKS, BLOCK, dtype=torch.int32, pin_memory=True)
 views = [host[block].numpy() for block in range(BLOCKS)]
 stored: dict[str, int] = {}
 jobs: queue.Queue[tuple[int, torch.cuda.Event] | None] = queue.Queue()

@@ -7,10 +7,7 @@ import torch
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).to("cuda")  # san: ok(set-up)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 side = torch.cuda.Stream()
-pinned = {
-    name: torch.empty(value.shape, pin_memory=True)  # san: ok(one buffer for each weight, for the whole run)
-    for name, value in model.state_dict().items()
-}
+pinned = {name: torch.empty(value.shape, pin_memory=True) for name, value in model.state_dict().items()}
 
 
 def offload() -> None:

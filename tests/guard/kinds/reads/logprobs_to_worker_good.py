@@ -17,7 +17,7 @@ class Outbox:
     """Two rows of pinned memory, by turns."""
 
     def __init__(self, width: int) -> None:
-        self.rows = torch.zeros(2, width, pin_memory=True)  # san: ok(once)
+        self.rows = torch.zeros(2, width, pin_memory=True)
         self.events = [torch.cuda.Event(), torch.cuda.Event()]
 
     def put(self, step: int, values: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 
 PAGE = 64
 pages = torch.arange(4 * PAGE, dtype=torch.float32, device="cuda").view(4, PAGE)
-staging = torch.zeros(2, PAGE, pin_memory=True)  # san: ok(once)
+staging = torch.zeros(2, PAGE, pin_memory=True)
 frames = staging.numpy()
 done = [torch.cuda.Event() for _ in range(2)]
 

@@ -5,7 +5,7 @@ from safetensors.torch import save
 
 torch.manual_seed(0)
 layers = [torch.randn(4, 32, device="cuda") for _ in range(6)]
-buffers = torch.zeros(2, 4, 32, pin_memory=True)  # san: ok(once)
+buffers = torch.zeros(2, 4, 32, pin_memory=True)
 copied = [torch.cuda.Event(), torch.cuda.Event()]
 copies = torch.cuda.Stream()
 copies.wait_stream(torch.cuda.current_stream())

@@ -36,8 +36,11 @@ class LateFlag:
     """A condition of the device that the host learns of a step later, without a wait for what is newer."""
 
     def __init__(self) -> None:
-        self.values = torch.zeros(2, dtype=torch.bool, pin_memory=True)  # san: ok(set-up)
+        self.values = torch.zeros(2, dtype=torch.bool, pin_memory=True)
         self.events = [torch.cuda.Event(blocking=True), torch.cuda.Event(blocking=True)]
+        self.count = 0
+
+    def begin(self) -> None:
         self.count = 0
 
     def put(self, flag: torch.Tensor) -> None:
@@ -75,8 +78,9 @@ def advance(network: Network, beams: Beams, step: int, only_end: torch.Tensor) -
 
 
 @torch.inference_mode()
-def search(network: Network, first: int) -> tuple[list[int], int]:
-    beams, flag = begin(first), LateFlag()
+def search(network: Network, flag: LateFlag, first: int) -> tuple[list[int], int]:
+    beams = begin(first)
+    flag.begin()
     only_end = torch.full((VOCAB,), -torch.inf, device="cuda").index_fill(
         0, torch.zeros(1, dtype=int, device="cuda"), 0.0
     )
@@ -92,6 +96,6 @@ def search(network: Network, first: int) -> tuple[list[int], int]:
 
 
 if __name__ == "__main__":
-    network = Network()
+    network, flag = Network(), LateFlag()
     for first in (3, 7, 11):
-        print(first, *search(network, first))
+        print(first, *search(network, flag, first))

@@ -17,7 +17,7 @@ class Snapshot:
 
     def __init__(self, like: Mapping[str, torch.Tensor]) -> None:
         sizes = [tensor.numel() for tensor in like.values()]
-        flat = torch.empty(sum(sizes), pin_memory=True)  # san: ok(two snapshots, once)
+        flat = torch.empty(sum(sizes), pin_memory=True)
         parts = flat.split(sizes)
         self.tensors = {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
         self.whole = torch.cuda.Event(blocking=True)

@@ -31,7 +31,7 @@ class Lane:
     """A pinned buffer for the tokens of a step, by turns, each with the event of its copy."""
 
     def __init__(self) -> None:
-        self.tokens = torch.zeros(DEPTH + 1, ROWS, dtype=torch.int64, pin_memory=True)  # san: ok(one ring)
+        self.tokens = torch.zeros(DEPTH + 1, ROWS, dtype=torch.int64, pin_memory=True)
         self.arrived = [torch.cuda.Event(blocking=True) for _ in range(DEPTH + 1)]
         self.turn = 0
 
@@ -55,7 +55,7 @@ class Model:
         self.mix = torch.randn(WIDTH, WIDTH, device="cuda") / WIDTH
         self.state = torch.zeros(ROWS, WIDTH, device="cuda")
         self.last = torch.zeros(ROWS, dtype=torch.int64, device="cuda")
-        self.starts = torch.full((DEPTH + 1, ROWS), -1, pin_memory=True)  # san: ok(one ring)
+        self.starts = torch.full((DEPTH + 1, ROWS), -1, pin_memory=True)
         self.read = [torch.cuda.Event(blocking=True) for _ in range(DEPTH + 1)]
         self.turn = 0
 

@@ -30,9 +30,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         torch.manual_seed(21)
         self.bag = torch.nn.EmbeddingBag(BUCKETS, WIDTH, device="cuda")
-        self.inputs = torch.zeros(MOST * 8, dtype=torch.int64, pin_memory=True)  # san: ok(the worker's start)
-        self.starts = torch.zeros(MOST, dtype=torch.int64, pin_memory=True)  # san: ok(the worker's start)
-        self.outputs = torch.zeros(MOST, WIDTH, pin_memory=True)  # san: ok(the worker's start)
+        self.inputs = torch.zeros(MOST * 8, dtype=torch.int64, pin_memory=True)
+        self.starts = torch.zeros(MOST, dtype=torch.int64, pin_memory=True)
+        self.outputs = torch.zeros(MOST, WIDTH, pin_memory=True)
         self.done = torch.cuda.Event(blocking=True)
         with torch.inference_mode():
             while batch := self.collect():

@@ -33,7 +33,7 @@ class Upload:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self.host = torch.empty(RING, BATCH, 3, SIZE, SIZE, dtype=torch.uint8, pin_memory=True)  # san: ok(a ring)
+        self.host = torch.empty(RING, BATCH, 3, SIZE, SIZE, dtype=torch.uint8, pin_memory=True)
         self.device = torch.empty(RING, BATCH, 3, SIZE, SIZE, dtype=torch.uint8, device="cuda")
         self.stream.wait_stream(torch.cuda.current_stream())
         self.sent = [torch.cuda.Event(blocking=True) for _ in range(RING)]
@@ -81,7 +81,7 @@ class Classify:
         for images, made in source:
             current.wait_event(made)
             hidden = functional.relu(self.conv(images)).mean((2, 3))
-            images.record_stream(current)  # san: ok(the stream before makes new ones for each batch)
+            images.record_stream(current)  # the stream before makes new ones for each batch
             yield self.head(hidden).argmax(-1)
 
 

@@ -20,8 +20,8 @@ class AdapterCache:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(12)
-        self.down_host = torch.empty(ADAPTERS, WIDTH, RANK, pin_memory=True)  # san: ok(all adapters, once)
-        self.up_host = torch.empty(ADAPTERS, RANK, WIDTH, pin_memory=True)  # san: ok(all adapters, once)
+        self.down_host = torch.empty(ADAPTERS, WIDTH, RANK, pin_memory=True)
+        self.up_host = torch.empty(ADAPTERS, RANK, WIDTH, pin_memory=True)
         for weights in (self.down_host, self.up_host):
             weights.normal_(std=0.1, generator=generator)
         self.down = torch.zeros(SLOTS, WIDTH, RANK, device="cuda")
@@ -66,7 +66,7 @@ class Layer:
         torch.manual_seed(13)
         self.cache = cache
         self.weight = torch.randn(WIDTH, WIDTH, device="cuda") / WIDTH**0.5
-        self.staged = torch.zeros(2, ROWS, dtype=torch.int64, pin_memory=True)  # san: ok(two batches' slots)
+        self.staged = torch.zeros(2, ROWS, dtype=torch.int64, pin_memory=True)
         self.sent = [torch.cuda.Event(blocking=True), torch.cuda.Event(blocking=True)]
         self.batch = 0
 

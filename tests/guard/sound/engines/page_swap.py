@@ -38,7 +38,7 @@ class Pool:
 class Cache:
     def __init__(self) -> None:
         self.device = torch.zeros(PAGES, LAYERS, PAGE, WIDTH, device="cuda")
-        self.host = torch.zeros(HOST_PAGES, LAYERS, PAGE, WIDTH, pin_memory=True)  # san: ok(the swap space)
+        self.host = torch.zeros(HOST_PAGES, LAYERS, PAGE, WIDTH, pin_memory=True)
         self.device_pool, self.host_pool = Pool(PAGES), Pool(HOST_PAGES)
         self.transfers = torch.cuda.Stream()
         self.transfers.wait_stream(torch.cuda.current_stream())

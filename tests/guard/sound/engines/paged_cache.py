@@ -42,7 +42,7 @@ class Inputs:
     COLUMNS = 3 + MOST_PAGES  # token, slot, length, then the block table
 
     def __init__(self) -> None:
-        self.host = torch.zeros(MOST_ROWS, self.COLUMNS, dtype=torch.int64, pin_memory=True)  # san: ok(set-up)
+        self.host = torch.zeros(MOST_ROWS, self.COLUMNS, dtype=torch.int64, pin_memory=True)
         self.device = torch.zeros(MOST_ROWS, self.COLUMNS, dtype=torch.int64, device=DEVICE)
         self.copied = torch.cuda.Event()
 
@@ -66,7 +66,7 @@ class Decoder:
         self.offsets = torch.arange(PAGE, device=DEVICE)
         self.places = torch.arange(PAGE * MOST_PAGES, device=DEVICE)
         self.inputs = Inputs()
-        self.results = torch.zeros(MOST_ROWS, dtype=torch.int64, pin_memory=True)  # san: ok(set-up)
+        self.results = torch.zeros(MOST_ROWS, dtype=torch.int64, pin_memory=True)
         self.done = torch.cuda.Event()
 
     @torch.inference_mode()

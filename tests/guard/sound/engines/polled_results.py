@@ -30,8 +30,8 @@ class Engine:
     def __post_init__(self) -> None:
         torch.manual_seed(80)
         self.weight = torch.randn(WIDTH, WIDTH, device="cuda")
-        self.inputs = torch.zeros(RING, ROWS, WIDTH, pin_memory=True)  # san: ok(a ring)
-        self.outputs = torch.zeros(RING, ROWS, WIDTH, pin_memory=True)  # san: ok(a ring)
+        self.inputs = torch.zeros(RING, ROWS, WIDTH, pin_memory=True)
+        self.outputs = torch.zeros(RING, ROWS, WIDTH, pin_memory=True)
         self.events = [torch.cuda.Event() for _ in range(RING)]
 
     def submit(self, values: list[float]) -> asyncio.Future[list[float]]:

@@ -29,7 +29,7 @@ class Prefetcher:
             current.wait_stream(self.stream)
             batch = following
             for tensor in batch:
-                tensor.record_stream(current)  # san: ok(it was made on the side stream)
+                tensor.record_stream(current)  # it was made on the side stream
             following = self._fetch(source)
             yield batch
 

@@ -31,7 +31,7 @@ def embedding() -> torch.Tensor:
 
 class Share:
     def __init__(self) -> None:
-        self.memory = torch.zeros(PAGES, TOKENS, WIDTH, pin_memory=True)  # san: ok(shared by both sides)
+        self.memory = torch.zeros(PAGES, TOKENS, WIDTH, pin_memory=True)
         self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.leases: queue.Queue[Lease | None] = queue.Queue()
         for page in range(PAGES):
@@ -48,7 +48,7 @@ class Prefiller(threading.Thread):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream), torch.inference_mode():
             table = embedding()
-            staging = torch.zeros(len(self.prompts), TOKENS, dtype=torch.int64, pin_memory=True)  # san: ok(once)
+            staging = torch.zeros(len(self.prompts), TOKENS, dtype=torch.int64, pin_memory=True)
             for request, prompt in enumerate(self.prompts):
                 staging[request].copy_(torch.tensor(prompt))
                 tokens = staging[request].to("cuda", non_blocking=True)

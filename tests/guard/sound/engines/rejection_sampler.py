@@ -24,7 +24,7 @@ class Table:
     """The parameters of the running rows, on the device."""
 
     def __init__(self, rows: list[Params]) -> None:
-        staged = torch.empty(len(rows), 4, pin_memory=True)  # san: ok(when requests begin)
+        staged = torch.empty(len(rows), 4, pin_memory=True)
         for row, params in zip(staged.numpy(), rows, strict=True):
             row[:] = astuple(params)
         self.values = staged.to("cuda", non_blocking=True)

@@ -64,7 +64,7 @@ def generate() -> tuple[list[list[int]], float]:
         accepted += count - 1
         output.append(chosen, count)
     rows = torch.cat([output.lengths[:, None], accepted[:, None], output.tokens], 1)
-    results = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)  # san: ok(once, for the result)
+    results = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     results.copy_(rows, non_blocking=True)
     done = torch.cuda.Event(blocking=True)
     done.record()

@@ -19,7 +19,7 @@ class Stage:
 
 class Uploader:
     def __init__(self) -> None:
-        memory = torch.empty(2, ROWS, WIDTH, pin_memory=True)  # san: ok(allocated once)
+        memory = torch.empty(2, ROWS, WIDTH, pin_memory=True)
         self.stream = torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
         self.stages = [Stage(half) for half in memory]

@@ -52,7 +52,7 @@ class Histogram:
     def __init__(self) -> None:
         self.counts = torch.zeros(BINS, dtype=torch.int64, device="cuda")
         self.edges = torch.linspace(-0.5, 0.5, BINS - 1, device="cuda")
-        self.host = torch.zeros(BINS, dtype=torch.int64, pin_memory=True)  # san: ok(set-up)
+        self.host = torch.zeros(BINS, dtype=torch.int64, pin_memory=True)
         self.asked = threading.Event()
         self.sent = threading.Event()
         self.copied = torch.cuda.Event(blocking=True)

@@ -20,7 +20,7 @@ class Mailbox:
     """A ring of pinned rows. A row is written again once its reader has returned it."""
 
     def __init__(self, deliver) -> None:
-        self._memory = torch.zeros(SLOTS, ROWS, dtype=torch.int64, pin_memory=True)  # san: ok(set-up)
+        self._memory = torch.zeros(SLOTS, ROWS, dtype=torch.int64, pin_memory=True)
         self._rows = [self._memory[slot].numpy() for slot in range(SLOTS)]
         self._events = [torch.cuda.Event(blocking=True) for _ in range(SLOTS)]
         self._stream = torch.cuda.Stream()
@@ -39,7 +39,7 @@ class Mailbox:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(made)
             self._memory[slot].copy_(tokens, non_blocking=True)
-            tokens.record_stream(self._stream)  # san: ok(the step before made them)
+            tokens.record_stream(self._stream)  # the step before made them
             self._events[slot].record()
         self._letters.put(Letter(step, slot))
 

@@ -62,7 +62,7 @@ class Prefill:
         torch.manual_seed(17)
         self.embed = torch.randn(VOCAB, WIDTH, device="cuda")
         self.head = torch.randn(WIDTH, VOCAB, device="cuda")
-        self.packed = torch.zeros(2, ROOM, dtype=torch.int64, pin_memory=True)  # san: ok(tokens and owners)
+        self.packed = torch.zeros(2, ROOM, dtype=torch.int64, pin_memory=True)
         self.copied = torch.cuda.Event(blocking=True)
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ class Shard:
 def store(seed: int) -> list[Shard]:
     """Return the layers, all of them views of one pinned allocation."""
     generator = torch.Generator().manual_seed(seed)
-    memory = torch.empty(LAYERS, 2 * WIDTH * HIDDEN, pin_memory=True)  # san: ok(the host's copy of the weights)
+    memory = torch.empty(LAYERS, 2 * WIDTH * HIDDEN, pin_memory=True)
     for layer in memory:
         layer.normal_(std=WIDTH**-0.5, generator=generator)
     return [Shard(layer) for layer in memory]

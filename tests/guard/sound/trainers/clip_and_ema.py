@@ -1,4 +1,4 @@
-"""Clips gradients by their common norm and keeps an average of the weights, both by foreach kernels on the device."""
+"""Clips gradients by their common norm and keeps an average of the weights, all on the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Ema:
     def update(self, step: int) -> None:
         # Early on the average would be of the random start.
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._ours, self._theirs, 1.0 - decay)
+        for ours, theirs in zip(self._ours, self._theirs, strict=True):
+            ours.lerp_(theirs, 1.0 - decay)
         for ours, theirs in self._buffers:
             ours.copy_(theirs)
 
@@ -42,9 +43,8 @@ class Ema:
 def clip(parameters: list[nn.Parameter], most: float) -> torch.Tensor:
     """Scale the gradients so that their norm is at most `most`; returns the norm, on the device."""
     grads = [one.grad for one in parameters if one.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)))
-    factor = (most / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(grads, factor)
+    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+    torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
     return norm
 
 

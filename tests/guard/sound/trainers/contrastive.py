@@ -45,7 +45,8 @@ class Pairs(nn.Module):
 
     @torch.no_grad()
     def follow(self, share: float = 0.1) -> None:
-        torch._foreach_lerp_(list(self.slow.parameters()), list(self.texts.parameters()), share)
+        for slow, fast in zip(self.slow.parameters(), self.texts.parameters(), strict=True):
+            slow.lerp_(fast, share)
 
     def forward(self, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         left, right = F.normalize(self.images(images), dim=-1), F.normalize(self.texts(texts), dim=-1)
