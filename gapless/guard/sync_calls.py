@@ -383,6 +383,10 @@ def _asked(answer: Callable[[torch.device], Any]) -> CallHandler:
     return lambda watch, call: answer(_device_of(watch, call.args[0]))
 
 
+def _is_accelerators_number(call: TorchCall) -> bool:
+    return marks.emulated.type == "cuda" and [*map(type, call.args)] == [int]
+
+
 def _index_of(device: torch.device) -> int:
     return -1 if device.type == "cpu" or device.index is None else device.index
 
@@ -422,6 +426,7 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.ops.higher_order.cond: branching,
     torch.ops.higher_order.while_loop: branching,
     torch.tensor_split: _split_at,
+    torch.device: lambda watch, call: torch.device("cuda", *call.args) if _is_accelerators_number(call) else _run(call),
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
     Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]

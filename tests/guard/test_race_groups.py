@@ -9,6 +9,7 @@ import torch.distributed as dist
 EMULATED = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 pytestmark = EMULATED
 
+FLAGS = ("--device-tensors", "cuda")
 BEGIN = """
     import torch
     import torch.distributed as dist
@@ -156,3 +157,8 @@ def test_after_a_run_torchs_groups_are_as_before(races):
     before = [dict(vars(owner)) for owner in owners]
     assert races("dist.all_reduce(x)") == []
     assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_a_device_is_made_of_its_number(san_source):
+    code, report, said = san_source("import torch\nassert torch.device(0) == torch.ones(1, device=0).device", *FLAGS)
+    assert (code, report["incomplete"]) == (0, ""), said.err
