@@ -28,6 +28,7 @@ def imported(source: str) -> Iterator[str]:
 
 OTHER_ENVIRONMENTS = {
     ROOT / "tests/clients/scenarios": "played by hand, each in an environment that tests/clients/record.py makes",
+    ROOT / "tests/guard/third_party": "run beside libraries that tests/guard/test_third_party.py installs for them",
 }
 """Places whose imports need not be declared, each with its reason."""
 

@@ -86,6 +86,7 @@ def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     assert taken["loop"] == {
         ("host-read", "optimizer_step"): 8, ("host-read", "state_dict"): 4, ("copy-to-host", "batch_to"): 4,
         ("host-read", "has_len_all_ranks"): 4, ("list-to-device", "has_len_all_ranks"): 2,
+        ("copy-to-host", "_atomic_save"): 12,
     }  # fmt: skip
     assert taken["once"] == {
         ("upload", "to"): 2, ("copy-to-host", "cpu"): 4, ("empty-cache", "_clear_cuda_memory"): 2,
