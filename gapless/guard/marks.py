@@ -106,6 +106,8 @@ class Marks:
         """Return the marked storage whose memory holds that of this one, or None."""
         # Memory of the storage's own can be registered, but is no part of another's.
         own = storage.resizable()
+        if own and not self.registered:
+            return None
         low, high = storage.data_ptr(), _end(storage)
         for owner in list(self.registered.values()) if own else [ref() for ref in list(self.refs.values())]:
             if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
