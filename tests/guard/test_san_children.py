@@ -201,7 +201,7 @@ def test_nothing_is_lost_or_waited_for_that_a_program_leaves_to_pythons_end(tmp_
     """Pools, executors, a manager, a daemon and workers of a DataLoader; and a function that runs before a program."""
     report, out = checked(tmp_path, HELD)
     assert "8 2.0\n[2.0, 2.0]\n" in out, out
-    assert counted(report) == {("host-size", 8): 4}, out
+    assert counted(report) == {("host-read", 8): 4}, out
     assert report["watched"]["lost"] == 0 and report["incomplete"] == "", out
     assert report["watched"]["children"] == 6 and "of 7 processes started by it 6 watched, 0 lost" in out
 
@@ -394,7 +394,7 @@ RANKS = """
     work = dist.all_reduce(x, async_op=True)
     y = x + 1
     work.wait()
-    print(rank, x.device == device, torch.cuda.device_count(), x.sum().item())
+    print(f"{rank} {x.device == device} {torch.cuda.device_count()} {x.sum().item()}\\n", end="")
     dist.destroy_process_group()
 """
 
