@@ -76,8 +76,8 @@ def _deque_for(orders: Orders) -> type:
     puts = ("append", "appendleft", "extend", "extendleft", "insert", "__iadd__", "__setitem__")
     takes = ("pop", "popleft", "__getitem__", "__iter__")
     methods = {
-        "__slots__": ("_order",), "__module__": "collections", "__doc__": _REAL_DEQUE.__doc__, "_stands_for": _REAL_DEQUE,
-        "__new__": new, "__reduce_ex__": _reduce_ex, "__getstate__": _state,
+        "__slots__": ("_order",), "__module__": "collections", "__doc__": _REAL_DEQUE.__doc__,
+        "_stands_for": _REAL_DEQUE, "__new__": new, "__reduce_ex__": _reduce_ex, "__getstate__": _state,
         **{name: putting(getattr(_REAL_DEQUE, name)) for name in puts},
         **{name: taking(getattr(_REAL_DEQUE, name)) for name in takes},
     }  # fmt: skip
