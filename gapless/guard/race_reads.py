@@ -128,15 +128,18 @@ def _tensor_over(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
 
-def _array_of(checker: RaceChecker, original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _array_of(checker: RaceChecker, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `numpy.array` and its like: a view of watched memory is watched, a copy has read it."""
+    if not args:
+        return original(**kwargs)
+    value, *others = args
     if _is_pinned(checker, value):
         value = value.detach().numpy()
     if isinstance(value, WatchedArray):
-        return views_or_read(value, original(plain(value), *args, **kwargs))
+        return views_or_read(value, original(plain(value), *others, **kwargs))
     if type(value) in (list, tuple) and value and isinstance(value[0], WatchedArray):
         read(arrays_in(value))
-    return original(*(() if value is None else (value,)), *args, **kwargs)
+    return original(value, *others, **kwargs)
 
 
 def _array_over(checker: RaceChecker, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:

@@ -281,6 +281,19 @@ def test_a_question_about_memory_in_flight_is_no_access(name):
         assert rules(ASKS[name], up, waits=False) == []
 
 
+@pytest.mark.parametrize("name", ["array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray"])
+def test_arrays_of_none_and_calls_without_an_array_are_as_numpys(name):
+    def makes(tensor, view):
+        make = getattr(np, name)
+        assert make(None).tolist() in (None, [None])
+        assert make(**{"object" if name == "array" else "a": None}).dtype == object
+        with pytest.raises(TypeError, match="required"):
+            make()
+
+    makes(None, None)
+    assert rules(makes, up=False, waits=True) == []
+
+
 def test_every_method_of_arrays_is_in_the_tables():
     views = {"conj", "conjugate", "diagonal", "getfield", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
     views |= {"view", "setflags", "to_device", "resize"}
