@@ -98,6 +98,7 @@ READS: dict[str, Way] = {
     "numpy.asarray": lambda t, v: np.asarray(v) + 1,
     "numpy.asarray of a tensor": lambda t, v: np.asarray(t).sum(),
     "numpy.asarray to another type": lambda t, v: np.asarray(v, np.float64),
+    "numpy.require": lambda t, v: np.require(v, np.float64),
     "numpy.frombuffer": lambda t, v: np.frombuffer(v, np.uint8).sum(),
     "numpy.fromiter": lambda t, v: np.fromiter(v, np.float32),
     "numpy.from_dlpack": lambda t, v: np.from_dlpack(t).sum(),
@@ -294,6 +295,17 @@ def test_arrays_of_none_and_calls_without_an_array_are_as_numpys(name):
             make()
 
     makes(None, None)
+    assert rules(makes, up=False, waits=True) == []
+
+
+def test_tensors_that_require_gradients_are_refused_as_without_the_guard():
+    def makes(tensor, view):
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match="requires grad"):
+            np.asarray(tensor)
+        with pytest.raises(BufferError, match="require gradient"):
+            np.from_dlpack(tensor)
+
     assert rules(makes, up=False, waits=True) == []
 
 
