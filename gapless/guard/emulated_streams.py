@@ -32,7 +32,7 @@ progress = StreamProgress(0)
 class Event:
     """An event whose work has run as soon as it is recorded."""
 
-    device = DEVICE
+    device = property(lambda event: DEVICE)
     enable_timing: bool
     blocking: bool
     _at: int | None = None
@@ -93,8 +93,8 @@ class AnyEvent(Event):
 class EmulatedStream:
     """A stream whose work has run. As `torch.Stream` it can be entered by `with`."""
 
-    device = DEVICE
-    device_index = 0
+    device = property(lambda stream: DEVICE)
+    device_index = property(lambda stream: DEVICE.index)
     priority: int
     cuda_stream: int
     stream_id: int

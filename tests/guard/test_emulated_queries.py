@@ -121,3 +121,10 @@ def test_a_query_that_answers_true_is_no_wait():
             while not event.query() or not torch.cuda.current_stream().query():
                 pass
     assert [finding.rule for finding in region.report.findings] == []
+
+
+def test_streams_and_events_are_of_the_device_that_was_chosen(region):
+    torch.cuda.set_device(1)
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    assert stream.device == event.device == torch.cuda.current_stream().device == torch.device("cuda", 1)
+    assert stream.device_index == 1
