@@ -19,6 +19,7 @@ import torch
 from gapless.guard import run, watch
 from gapless.guard.detectors import DETECTORS, Detectors
 from gapless.guard.emulate import emulated_cuda
+from gapless.guard.lint import lint
 from gapless.guard.report import CountedFinding, Finding
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, parse
@@ -129,6 +130,39 @@ def test_findings_are_suppressed_by_flag_file_and_comment(san, tmp_path):
     assert "0 reports at 0 sites, 3 sites allowed" in out.err
     assert "--suppress: this suppression matched nothing: other.py" in out.err and ".gapless-san:2" not in out.err
     assert "matched nothing: program.py" not in out.err
+
+
+def test_a_run_and_the_lint_excuse_the_same_statements(san_source, tmp_path):
+    source = """
+        import torch
+        x = torch.ones(8, device="cuda")
+        a = float(
+            x.sum()
+        )  # san: ok(the last line of a statement)
+        b = (
+            x.sum()
+            .item()  # san: ok(the line of the call)
+        )
+        c = (
+            x.sum()  # san: ok(the line of another call)
+            .item()
+        )
+        if x.any() and (
+            True
+        ):  # san: ok(the last line of a head)
+            x.tolist()
+        text = (x.tolist(), '''
+        ''')  # san: ok(after a text of several lines)
+        x.tolist(); d = [
+            "# san: ok(a text)"
+        ]
+    """
+    _, run_report, _ = san_source(source)
+    linted = [(one.finding.site.line, one.excuse) for one in lint([str(tmp_path / "program.py")]).entries()]
+    run_excuses = [(one["line"], one.get("reason")) for name in ("findings", "allowed") for one in run_report[name]]
+    assert sorted(linted, key=str) == sorted(run_excuses, key=str)
+    assert [line for line, excuse in sorted(linted, key=str) if excuse is None] == [13, 18, 21]
+    assert len(linted) == 7
 
 
 @pytest.mark.parametrize(
