@@ -72,8 +72,10 @@ newest: export PYTHONDONTWRITEBYTECODE =
 newest: $(VENV)/.setup
 	@if said=$$(timeout 300 $(MAKE) -s $(NEWEST)/.newest VENV=$(NEWEST) HELD=$(NEWEST)/held.txt UV="$(UV)" 2>&1); then \
 		echo "tests/guard on torch $$($(NEWEST)/bin/python -c 'import torch; print(torch.__version__)'):"; \
-		OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not process" \
-			tests/guard --ignore=tests/guard/test_race_engine.py $(ARGS); \
+		export OMP_NUM_THREADS=1; $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not process" \
+			tests/guard --ignore=tests/guard/test_race_engine.py $(ARGS) && \
+		$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m process \
+			$(addprefix tests/guard/test_,pytest_session.py san_children.py kinds.py) $(ARGS); \
 	else \
 		echo "make newest is skipped, torch $(NEWEST_TORCH) is not here:" \
 			"$$(printf '%s' "$$said" | grep -v "^make.*Error" | tail -n 1 | grep . || echo it was not installed in 300 s)"; \

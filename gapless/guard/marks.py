@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import forks
 
 T = TypeVar("T")
+
+FunctionsOff: Any = torch._C.DisableTorchFunction
+"""Switches function modes and overriding classes off. Regions replace torch's name of it, for programs."""
+_DispatchOff: Any = torch._C._DisableTorchDispatch
 
 emulated = torch.device("cpu", 0)
 """The `.device` of a marked tensor inside a region: of type cpu, yet not equal to torch.device("cpu")."""
@@ -126,6 +130,17 @@ PINNED = Marks()
 """Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
+_device_of: Callable[[Any], torch.device] = torch._C.StorageBase.device.__get__
+"""Returns where a storage really is."""
+
+
+def whole(storage: Any) -> Tensor:
+    """Return a tensor of the bytes of a storage, made past all modes."""
+    storage = getattr(storage, "_untyped_storage", storage)
+    with FunctionsOff(), _DispatchOff():
+        return torch.empty(0, dtype=torch.uint8, device=_device_of(storage)).set_(storage)
+
+
 def has(storage: Any) -> bool:
     """Return whether a storage is marked as a device's."""
     ref = DEVICE_TENSORS.refs.get(id(storage))
@@ -179,7 +194,7 @@ def inside(wrapper: Any) -> Iterator[Tensor]:
 def on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor really is on a device."""
     # Not asked through a function mode, which answers for the emulated device.
-    with torch._C.DisableTorchFunction():
+    with FunctionsOff():
         return tensor.device.type not in _HOST_TYPES
 
 

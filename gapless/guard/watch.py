@@ -179,25 +179,44 @@ class ThreadState:
         finally:
             self.quiet, self.to_host = quiet, host
 
-    @contextmanager
-    def called_back(self) -> Iterator[None]:
+    def called_back(self) -> AbstractContextManager[None]:
         """Watch code that torch calls from inside a call as if the program itself had called it.
 
         A function mode is off while its own handler runs, and so it is in all that the handler calls.
         """
-        with ExitStack() as stack:
-            within = self.call or self.within
-            stack.enter_context(holding(self, call=None, within=within, to_host=False, to_device=False))
-            if _are_functions_off():
-                stack.enter_context(_EnableTorchFunction())
-            # On already in what torch calls back from inside the backward of another call.
-            if self.calls not in _function_modes():
-                stack.enter_context(self.calls)
-            yield
+        return _CalledBack(self)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""
         return holding(self, to_device=True)
+
+
+class _CalledBack:
+    """The context of `called_back`; written out, since each call of an overriding class comes here."""
+
+    def __init__(self, watch: ThreadState) -> None:
+        self._watch = watch
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        watch = self._watch
+        self._before = watch.call, watch.within, watch.to_host, watch.to_device
+        watch.call, watch.within, watch.to_host, watch.to_device = None, watch.call or watch.within, False, False
+        if _are_functions_off():
+            self._enter(_EnableTorchFunction())
+        # On already in what torch calls back from inside the backward of another call.
+        if watch.calls not in _function_modes():
+            self._enter(watch.calls)
+
+    def _enter(self, context: Any) -> None:
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *error: object) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(*error)
+        watch = self._watch
+        watch.call, watch.within, watch.to_host, watch.to_device = self._before
 
 
 REPORT_SINKS: list[SyncReport] = []
@@ -237,4 +256,5 @@ def function_name(func: Any) -> str:
     """Return the name of what a torch function mode receives, such as `torch.Tensor.item`."""
     name: str | None = resolve_name(func)
     # A method that is wrapped now has no name in torch's table.
-    return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    name = name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    return name.replace("_VariableFunctionsClass.", "torch.")

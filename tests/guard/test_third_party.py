@@ -21,6 +21,7 @@ FOLDERS = ROOT / "build" / "third-party"
 pytestmark = [
     pytest.mark.process,
     pytest.mark.net,
+    pytest.mark.xdist_group("third_party"),  # two workers may not install one package at once
     pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated"),
 ]
 
