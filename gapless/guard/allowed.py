@@ -43,7 +43,7 @@ class _Importer(MetaPathFinder):
     def __init__(self, names: Mapping[str, str], patches: Patches) -> None:
         self._names, self._patches = names, patches
         self._done: dict[str, Any] = {}
-        """What is in the place of the functions that have been replaced."""
+        """The replacements that have been made, by name."""
         parts = [name.split(".") for name in names]
         self.modules = {".".join(words[:end]) for words in parts for end in range(1, len(words))}
 
@@ -120,7 +120,7 @@ def _is_manager(thing: Any) -> bool:
 
 
 def _around(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """Return the function with waits allowed inside, and in what it makes."""
+    """Return the function with waits allowed inside, and in its results."""
 
     @functools.wraps(function)
     async def wait(*args: Any, **kwargs: Any) -> Any:

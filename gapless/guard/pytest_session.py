@@ -60,7 +60,7 @@ class TestSession:
         """The findings in the tests' reports, from this process and from workers."""
         self._watched: list[Watched] = []
         self._last: list[str] = []
-        """The texts of what was found after the last test, of each process."""
+        """The texts of the findings after the last test, of each process."""
         self._ran = self._skipped = 0
         self._fails = False
 
@@ -138,7 +138,7 @@ class TestSession:
         return self._detectors.take() if self._is_on else []
 
     def _between(self) -> list[CountedFinding]:
-        """Take what was found since the last phase: by threads and children, and in hooks of the program's."""
+        """Take the findings since the last phase: by threads and children, and in hooks of the program's."""
         # What pytest and its plugins read, to show it, has no line of the program.
         return [entry for entry in self._take() if any(frame.is_users for frame in entry.finding.stack)]
 
@@ -150,12 +150,12 @@ class TestSession:
         return entries
 
     def _judge(self, found: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding] | None]:
-        """Return what is new or excused, and what the base has."""
+        """Return the new or excused findings, and the ones that the base has."""
         entries = apply(found, self._suppressions)
         return self._base.split(entries) if self._base else (entries, None)
 
     def _after_all(self, session: pytest.Session) -> dict[str, Any]:
-        """Leave the detectors, and return what was found since the last test."""
+        """Leave the detectors, and return the findings since the last test."""
         found = self._between()
         self.leave()
         found += self._detectors.findings()
