@@ -2,7 +2,8 @@
 
 From before the first conftest.py to the end, CUDA is emulated if there is none: tests that skip without it run, and
 fixtures of every scope find it. What set-up, call and teardown of a test do counts for that test; what a module does
-when it is collected counts for its first test. Memory and orders are forgotten from test to test.
+when it is collected counts for its first test; what threads and children do between two phases, for the next one, and
+after the last test, for the session. Memory and orders are forgotten from test to test.
 
 Tests read results, which is their job: a finding whose line is in the tests themselves (their folder if that is not
 the project's own, the configured `testpaths`, a test file, a conftest.py, a doctest) does not count. With
@@ -24,12 +25,18 @@ _SESSION = pytest.StashKey[Any]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gapless")
-    group.addoption("--gapless-san", action="store_true", help="run all tests under the detectors of gapless")
+    try:
+        group.addoption(
+            "--gapless-san", action="store_const", const=__name__, default="",
+            help="run all tests under the detectors of gapless",
+        )  # fmt: skip
+    except ValueError:
+        return  # another copy of this plug-in is there, by which sessions run
     group.addoption("--gapless-san-json", metavar="FILE", help="write what was found as JSON")
     group.addoption("--gapless-san-sarif", metavar="FILE", help="write it as SARIF 2.1.0, which code hosts show")
     group.addoption("--gapless-san-diff", metavar="BASE", help="fail only for what is new since BASE, an earlier JSON")
     group.addoption(
-        "--gapless-san-device-tensors", choices=_PLACES, default="cuda",
+        "--gapless-san-device-tensors", choices=_PLACES,
         help="without a GPU: `cuda` emulates CUDA (default); `marked` watches marked and device='cuda' tensors alone",
     )  # fmt: skip
     group.addoption("--gapless-san-regions", action="store_true", help="check only inside the program's own regions")
@@ -49,7 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _begin(config: pytest.Config, options: Any) -> None:
-    if not options.gapless_san or _SESSION in config.stash:
+    if not options.gapless_san:
+        given = [name for name, value in vars(options).items() if name.startswith("gapless_san_") and value]
+        if given:
+            raise pytest.UsageError(f"--{given[0].replace('_', '-')} needs --gapless-san")
+    if options.gapless_san != __name__ or _SESSION in config.stash:
         return
     from .pytest_session import TestSession
 

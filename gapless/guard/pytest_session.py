@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from argparse import Namespace
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from .suppress import DEFAULT_FILE, allowances, apply, gather
 from .watched import Watched
 
 FINDINGS_PROPERTY = "gapless_san"
+AFTER_ALL = "after the last test"
+"""Stands for the name of a test, for what threads and child processes did after it."""
 _SITES_SHOWN = 10
 """Number of sites in the summary, by most reports."""
 _READERS = f"{os.sep}numpy{os.sep}"
@@ -41,18 +44,23 @@ class TestSession:
             json=options.gapless_san_json, sarif=options.gapless_san_sarif, diff=options.gapless_san_diff
         )
         self._base = check_files(self._files)
+        self._emulates = options.gapless_san_device_tensors != "marked"
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            platform.platform()  # starts a process once: a worker of xdist asks for it
         default = config.rootpath / DEFAULT_FILE
         file = options.gapless_san_suppressions or (str(default) if default.exists() else None)
         self._suppressions = gather(options.gapless_san_suppress, file)
         self._detectors = Detectors(
             list(DETECTORS), regions=options.gapless_san_regions,
-            emulate_cuda=options.gapless_san_device_tensors == "cuda",
+            emulate_cuda=self._emulates,
             allows=allowances(options.gapless_san_suppress, file),
         ).__enter__()  # fmt: skip
         self._is_on = True
         self._found: list[dict[str, Any]] = []
         """The findings in the tests' reports, from this process and from workers."""
         self._watched: list[Watched] = []
+        self._last: list[str] = []
+        """The texts of the findings after the last test, of each process."""
         self._ran = self._skipped = 0
         self._fails = False
 
@@ -80,8 +88,8 @@ class TestSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
         item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != FINDINGS_PROPERTY]
-        self._take()  # nothing that the runner did between two tests is a test's
-        found = [entry for node in item.listchain() for entry in node.stash.get(_waiting, [])]
+        found = self._between()
+        found += [entry for node in item.listchain() for entry in node.stash.get(_waiting, [])]
         for node in item.listchain():
             node.stash[_waiting] = []
         try:
@@ -109,9 +117,8 @@ class TestSession:
     @contextmanager
     def _judged(self, item: pytest.Item, when: str) -> Iterator[None]:
         """Fail this phase of a test for its findings, and for the ones that wait for a test."""
-        found = item.stash.get(_waiting, [])
+        found = item.stash.get(_waiting, []) + self._between()
         item.stash[_waiting] = []
-        self._take()
         try:
             yield
         except BaseException:
@@ -130,13 +137,39 @@ class TestSession:
     def _take(self) -> list[CountedFinding]:
         return self._detectors.take() if self._is_on else []
 
+    def _between(self) -> list[CountedFinding]:
+        """Take the findings since the last phase: by threads and children, and in hooks of the program's."""
+        # What pytest and its plugins read, to show it, has no line of the program.
+        return [entry for entry in self._take() if any(frame.is_users for frame in entry.finding.stack)]
+
     def _note(self, item: pytest.Item, when: str, found: list[CountedFinding]) -> list[CountedFinding]:
         """Add what counts to the test's report, and return it."""
-        entries = apply([entry for entry in found if self._counts(entry.finding, item, when)], self._suppressions)
-        entries, known = self._base.split(entries) if self._base else (entries, None)
+        entries, known = self._judge([entry for entry in found if self._counts(entry.finding, item, when)])
         if entries or known:
             item.user_properties.append((FINDINGS_PROPERTY, {"when": when, **as_dict(entries, known)}))
         return entries
+
+    def _judge(self, found: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding] | None]:
+        """Return the new or excused findings, and the ones that the base has."""
+        entries = apply(found, self._suppressions)
+        return self._base.split(entries) if self._base else (entries, None)
+
+    def _after_all(self, session: pytest.Session) -> dict[str, Any]:
+        """Leave the detectors, and return the findings since the last test."""
+        found = self._between()
+        self.leave()
+        found += self._detectors.findings()
+        places = {item.path: item for item in getattr(session, "items", ())}.values()
+        entries, known = self._judge(
+            [entry for entry in found if all(self._counts(entry.finding, item, "") for item in places)]
+        )
+        return {"text": as_text(entries) if entries else "", "found": {"when": "", **as_dict(entries, known)}}
+
+    def _add_last(self, text: str, found: dict[str, Any]) -> None:
+        if text or found.get("known"):
+            self._found.append({"test": AFTER_ALL, **found})
+            self._last += [text] if text else []
+            self._fails |= bool(found["findings"])
 
     def _counts(self, finding: Finding, item: pytest.Item, when: str) -> bool:
         strict = when == "call" and "gapless_no_sync" in getattr(item, "fixturenames", ())
@@ -170,18 +203,22 @@ class TestSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the counts of an xdist worker that ended."""
-        counts = getattr(node, "workeroutput", {}).get(FINDINGS_PROPERTY)
-        if counts:
-            self._watched.append(Watched(**counts))
+        """Take the counts of an xdist worker that ended, and what it found after its last test."""
+        output = getattr(node, "workeroutput", {}).get(FINDINGS_PROPERTY)
+        if output:
+            self._watched.append(Watched(**output["watched"]))
+            self._add_last(**output["last"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.leave()
+        last = self._after_all(session) if self._is_on else None
         watched = self._sum()
         if hasattr(self._config, "workerinput"):
-            self._config.workeroutput[FINDINGS_PROPERTY] = asdict(watched)  # type: ignore[attr-defined]
+            output = {"watched": asdict(watched), "last": last}
+            self._config.workeroutput[FINDINGS_PROPERTY] = output  # type: ignore[attr-defined]
             return
+        if last:
+            self._add_last(**last)
         if self._ran and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = EXIT_FOUND if self._fails else EXIT_UNWATCHED if self._unwatched(watched) else 0
         report = {"tests": self._found, "watched": asdict(watched)}
@@ -203,12 +240,16 @@ class TestSession:
         if not self._ran:
             return
         tell = terminalreporter.write_line
+        if self._last:
+            terminalreporter.section(f"gapless san: {AFTER_ALL}")
+            tell("\n".join(self._last))
         tell(f"gapless san: {watched.text()}")
         parts = [
             f"{report['reports']} reports at {len(report['findings'])} sites, {len(report['allowed'])} sites allowed"
         ]
         if self._unwatched(watched):
-            parts = [UNWATCHED.replace("--device-tensors", "--gapless-san-device-tensors")]
+            advice = "" if self._emulates else " give --gapless-san-device-tensors cuda if it runs on CUDA,"
+            parts = [UNWATCHED.replace(" give --device-tensors cuda if it runs on CUDA,", advice)]
         if self._skipped:
             parts.append(f"{self._skipped} of {self._ran} tests skipped, and not watched")
         if self._base:

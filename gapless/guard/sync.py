@@ -14,7 +14,7 @@ from . import callbacks, marks, operators, sync_cuda
 from .patches import holding
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
-from .watch import ALLOWANCES, Allowance, Mode, Scope, ThreadState, current, local
+from .watch import Mode, Scope, ThreadState, begin_allowance, current, local
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,8 +121,7 @@ def allow(reason: str) -> Iterator[None]:
     """
     if not reason.strip():
         raise ValueError("allow() needs a reason: say why the host may wait here")
-    allowance = Allowance(reason, current())
-    ALLOWANCES.set((*[other for other in ALLOWANCES.get() if other.watch is not None], allowance))
+    allowance = begin_allowance(reason)
     try:
         yield
     finally:

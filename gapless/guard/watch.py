@@ -69,6 +69,8 @@ class Allowance:
     reason: str
     watch: ThreadState | None
     """The thread's state, until the section ends."""
+    by: object = None
+    """The program's context manager that began it, if one did."""
 
 
 ALLOWANCES: ContextVar[tuple[Allowance, ...]] = ContextVar("ALLOWANCES", default=())
@@ -235,6 +237,13 @@ local = _Local()
 def current() -> ThreadState | None:
     """This thread's state while it is inside a region."""
     return local.watch
+
+
+def begin_allowance(reason: str, by: object = None) -> Allowance:
+    """Begin a section in which this thread may wait; it lasts until its `watch` is None."""
+    begun = Allowance(reason, current(), by)
+    ALLOWANCES.set((*[one for one in ALLOWANCES.get() if one.watch is not None], begun))
+    return begun
 
 
 def make_finding(rule: str, what: str, detail: str = "") -> Finding:

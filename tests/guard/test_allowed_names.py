@@ -13,7 +13,7 @@ from gapless.guard.suppress import allowances, gather
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 HELPERS = """
-import contextlib, functools
+import contextlib, functools, io
 
 @contextlib.contextmanager
 def _noop():
@@ -105,6 +105,134 @@ def test_waits_inside_the_named_functions_are_allowed_with_their_reasons(san_sou
     module: ModuleType = sys.modules["tools.sync"]
     assert "_noop" in module.may_wait.__code__.co_names and isinstance(module.Waiting, type)
     assert sys.meta_path == finders
+
+
+ASYNC = """
+import contextlib, functools, io
+
+class Waiting:
+    shared = None
+    def __init__(self):
+        self.entered = 0
+    def __enter__(self):
+        self.entered += ITEM
+        return self
+    def __exit__(self, *error):
+        pass
+    async def __aenter__(self):
+        return self.__enter__()
+    async def __aexit__(self, *error):
+        pass
+
+ITEM = 1
+shared = Waiting()
+
+class Lenient(Waiting):
+    def __exit__(self, *error):
+        pass
+
+class Tools:
+    @staticmethod
+    def static(x):
+        return x.tolist()
+    @classmethod
+    def made(cls, x):
+        return cls, x.tolist()
+
+@contextlib.contextmanager
+def ok():
+    yield
+
+@contextlib.asynccontextmanager
+async def aok():
+    yield
+
+async def fetch(x):
+    return x.tolist()
+
+@functools.lru_cache
+def cached():
+    return 1
+
+def opens(name):
+    return io.StringIO(name * 12)
+"""
+
+ASYNC_PROGRAM = """
+import asyncio, inspect, threading, torch
+from tools import sync
+from tools.sync import Lenient, Tools, Waiting, aok, fetch, ok, opens, shared
+
+x = torch.ones(3, device="cuda")
+
+class Own(Waiting):
+    pass
+
+@ok()
+async def one():
+    return x.tolist()
+
+@aok()
+async def other():
+    return x.tolist()
+
+async def overlapping(first, then):
+    with shared:
+        first.set()
+        await then.wait()
+        x.tolist()
+
+async def main():
+    async with aok(), Waiting() as entered:
+        x.tolist()
+    assert isinstance(entered, Waiting) and isinstance(shared, Waiting) and inspect.iscoroutinefunction(fetch)
+    assert await one() == await other() == await fetch(x) == [1, 1, 1]
+    begun, ended = asyncio.Event(), asyncio.Event()
+    ended.set()
+    await asyncio.gather(overlapping(begun, begun), overlapping(begun, ended))
+
+asyncio.run(main())
+with Own() as own:
+    x.tolist()
+assert type(own) is Own
+sync.ITEM = x
+with Waiting():
+    pass
+sync.ITEM = 1
+assert Tools().static(x) == Tools.static(x) == [1, 1, 1] and Tools().made(x)[0] is Tools
+assert opens("line\\n").readline() == "line\\n" and len(list(opens("line\\n"))) == 12
+with Lenient():
+    pass
+x.tolist()
+"""
+
+ASYNC_LINES = [
+    f"allow tools.sync.{name} -- meant"
+    for name in ("Waiting", "shared", "ok", "aok", "fetch", "opens", "Tools.static", "Tools.made")
+]
+
+
+def test_classes_and_coroutines_are_allowed_and_stay_themselves(san_source, folder):
+    (folder / "tools" / "sync.py").write_text(ASYNC)
+    (folder / ".gapless-san").write_text("\n".join(ASYNC_LINES))
+    code, report, out = san_source(ASYNC_PROGRAM)
+    line = len(ASYNC_PROGRAM.splitlines())
+    assert [(found["line"], found["rule"]) for found in report["findings"]] == [(line, "host-read")], out.err
+    assert code == 1 and len(report["allowed"]) >= 8
+    waiting = sys.modules["tools.sync"].Waiting
+    assert "__call__" not in vars(waiting) and waiting.__enter__.__code__.co_filename.endswith("sync.py")
+    assert waiting.__enter__.__qualname__ == "Waiting.__enter__"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("cached", "a _lru_cache_wrapper"), ("ITEM", "a int"), ("C", "the class RLock"), ("gen", "a function")],
+)
+def test_a_form_that_cannot_be_allowed_is_refused_by_name(san_source, folder, name, kind):
+    more = "\nfrom _thread import RLock as C\ndef gen():\n    yield\n"
+    (folder / "tools" / "sync.py").write_text(ASYNC + more)
+    code, _, out = san_source("import tools.sync\n", "--suppress", f"allow tools.sync.{name} -- meant")
+    assert code == 1 and f"ValueError: allow tools.sync.{name}: {kind} cannot be allowed: " in out.err, out.err
 
 
 def test_a_flag_is_read_as_a_line_of_the_file_is(san_source, folder):

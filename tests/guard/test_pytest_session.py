@@ -262,3 +262,114 @@ def test_a_process_that_a_test_starts_counts_for_that_test(tmp_path):
     done = run(tmp_path, "-rA")
     assert outcomes(done, "FAILED") == {"test_it.py::test_pool"}, done.stdout + done.stderr
     assert "work.py:5: host-read" in done.stdout and "1 watched" in done.stdout
+
+
+BETWEEN = {
+    "late.py": """
+import subprocess, sys, threading, torch
+
+go, done = threading.Event(), threading.Event()
+threads, processes = [], []
+
+def waits():
+    go.wait()
+    torch.ones(2, device="cuda").tolist()
+    done.set()
+
+def starts():
+    threads.append(threading.Thread(target=waits))
+    threads[0].start()
+
+def child():
+    processes.append(subprocess.Popen([sys.executable, "child.py"]))
+""",
+    "child.py": "import torch\n\ntorch.ones(2, device='cuda').sum().item()\n",
+    "conftest.py": """
+import late
+
+def pytest_runtest_logfinish(nodeid):
+    if nodeid.endswith("test_starts") and late.threads:  # the controller of xdist has none
+        late.go.set()
+        late.done.wait()
+
+def pytest_sessionfinish():
+    for process in late.processes:
+        process.wait()
+""",
+    "test_it.py": """
+import late
+
+def test_starts():
+    late.starts()
+
+def test_next():
+    late.child()
+""",
+    "pytest.ini": "[pytest]\n",
+}
+
+
+@pytest.mark.parametrize("plugins", ["", "xdist.plugin"])
+def test_findings_between_tests_and_after_the_last_one_count(tmp_path, plugins):
+    for name, text in BETWEEN.items():
+        (tmp_path / name).write_text(text.lstrip())
+    files = ("--gapless-san-json", "x.json", "--gapless-san-sarif", "x.sarif")
+    done = run(tmp_path, "-rA", *files, *(("-n1",) if plugins else ()), plugins=plugins)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "gapless san: 2 reports at 2 sites" in done.stdout and "gapless san: after the last test" in done.stdout
+    report = json.loads((tmp_path / "x.json").read_text())
+    found = {(test["test"], Path(entry["file"]).name) for test in report["tests"] for entry in test["findings"]}
+    assert found == {("test_it.py::test_next", "late.py"), ("after the last test", "child.py")}
+    assert len(json.loads((tmp_path / "x.sarif").read_text())["runs"][0]["results"]) == 2
+    assert "of 1 process started by it 1 watched" in done.stdout
+    if plugins:
+        return
+    # What is found after the last test alone fails the session as well.
+    (tmp_path / "test_it.py").write_text("import late\n\n\ndef test_last():\n    late.child()\n")
+    done = run(tmp_path)
+    assert done.returncode == 1 and "1 passed" in done.stdout, done.stdout + done.stderr
+    done = run(tmp_path, "--gapless-san-diff", "x.json")
+    assert done.returncode == 0 and "1 sites known from x.json" in done.stdout, done.stdout + done.stderr
+
+
+def test_values_that_pytest_shows_of_a_failed_test_do_not_count(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import torch\n\n\ndef test_bad():\n    x = torch.ones(2, device='cuda')\n    assert x is None\n\n\n"
+        "def test_good():\n    pass\n"
+    )
+    done = run(tmp_path, "-l")
+    assert "1 failed, 1 passed" in done.stdout and "0 reports" in done.stdout, done.stdout
+
+
+def test_processes_of_xdist_itself_are_not_counted(tmp_path):
+    (tmp_path / "test_it.py").write_text("import torch\n\n\ndef test_it():\n    torch.ones(2, device='cuda')\n")
+    done = run(tmp_path, "-n2", plugins="xdist.plugin")
+    assert done.returncode == 0 and "process" not in done.stdout, done.stdout
+
+
+def test_options_without_the_first_one_are_wrong(tmp_path):
+    for flag in ("--gapless-san-diff=x", "--gapless-san-regions", "--gapless-san-device-tensors=cuda"):
+        command = [sys.executable, "-m", "pytest", "-p", "gapless.guard.pytest_plugin", flag]
+        paths = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+            env={**os.environ, **paths},
+        )  # fmt: skip
+        assert done.returncode == 4 and f"{flag.partition('=')[0]} needs --gapless-san" in done.stderr, done.stderr
+
+
+def test_two_copies_of_the_plug_in_make_one_session(tmp_path):
+    (tmp_path / "gapless_copy").symlink_to(ROOT / "gapless" / "guard")
+    (tmp_path / "work.py").write_text("def waits(x):\n    return x.tolist()\n")
+    (tmp_path / "test_it.py").write_text(
+        "import torch, work\n\n\ndef test_it():\n    work.waits(torch.ones(2, device='cuda'))\n"
+    )
+    for plugin in ("gapless_copy.pytest_plugin", "gapless.guard.pytest_plugin"):
+        done = run(tmp_path, plugins=plugin)
+        assert done.returncode == 1 and done.stdout.count("1 reports at 1 sites") == 2, done.stdout + done.stderr
+
+
+def test_the_advice_to_emulate_is_not_given_to_a_run_that_does(tmp_path):
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    done = run(tmp_path, "--gapless-san-device-tensors=cuda")
+    assert done.returncode == 3 and "Run it where there is a GPU, or mark tensors" in done.stdout, done.stdout
