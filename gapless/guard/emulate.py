@@ -73,7 +73,7 @@ def _start_device() -> None:
 
 def _place(storage: Any) -> Any:
     """Mark the memory of a storage as a device's."""
-    marks.device_tensor(torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage)))
+    marks.device_tensor(marks.whole(storage))
     return storage
 
 
@@ -89,8 +89,7 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
-    tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    if tensor not in marks.DEVICE_TENSORS:
+    if marks.whole(storage) not in marks.DEVICE_TENSORS:
         return original(storage)
     watch = current()
     if watch is not None:
