@@ -125,7 +125,23 @@ def _export(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `storage.cuda()`."""
-    return _place(storage.clone())
+    return storage if marks.has(storage) else _place(storage.clone())
+
+
+_place_of: Any = torch._C.StorageBase.device
+
+
+def _storages_device(storage: Any) -> torch.device:
+    """Return the emulated device of a storage where a mode can make tensors there: torch makes them by the answer."""
+    is_asked = marks.has(storage) and current() is not None and torch._C._len_torch_dispatch_stack()
+    place: torch.device = streams.DEVICE if is_asked else _place_of.__get__(storage)
+    return place
+
+
+def _cloned(original: Any, storage: Any) -> Any:
+    if not marks.has(storage):
+        return original(storage)
+    return _place(torch.UntypedStorage(storage.nbytes())).copy_(storage)
 
 
 def _set_default(original: Any, device: Any) -> None:
@@ -291,6 +307,8 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch.serialization, "default_restore_location", _restored)
     patches.wrap(torch.serialization, "location_tag", _location)
     patches.wrap(torch.UntypedStorage, "cuda", _moved)
+    patches.wrap(torch.UntypedStorage, "clone", _cloned)
+    patches.put(torch.UntypedStorage, "device", property(_storages_device))
     patches.stand_in(Tensor, "record_stream", _record_stream)
     for name in _KINDS:
         kind = _Kind(f"{name}Tensor", (), {"dtype": getattr(torch, f"{name}Tensor").dtype, "__module__": "torch.cuda"})

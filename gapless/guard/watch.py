@@ -247,4 +247,5 @@ def function_name(func: Any) -> str:
     """Return the name of what a torch function mode receives, such as `torch.Tensor.item`."""
     name: str | None = resolve_name(func)
     # A method that is wrapped now has no name in torch's table.
-    return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    name = name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    return name.replace("_VariableFunctionsClass.", "torch.")
