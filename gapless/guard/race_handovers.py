@@ -11,10 +11,9 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from typing import Any, Protocol
 
+from .arrivals import arriving
 from .patches import Patches, StandInType
 
 _REAL_DEQUE: Any = collections.deque
@@ -43,7 +42,7 @@ def install(orders: Orders, patches: Patches) -> None:
     _follow_loops(orders, patches)
     channels = _Channels(orders)
     channels.install(patches)
-    _when_imported("zmq.sugar.socket", partial(_Inproc(orders).install, patches), patches)
+    patches.enter_context(arriving({"zmq.sugar.socket": partial(_Inproc(orders).install, patches)}))
 
 
 # Deques.
@@ -244,35 +243,3 @@ class _Inproc:
         for token in self._of_sockets.get(end.underlying, ()):
             self._orders.acquire(token)
         return received
-
-
-class _Importing:
-    """Finds one module as all others do, and calls `then` with it once it has run."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name, self._then = name, then
-        self._searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = find_spec(name)
-        finally:
-            self._searching = False
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            run = loader.exec_module
-            loader.exec_module = lambda module: (run(module), self._then(module))[0]
-        return spec
-
-
-def _when_imported(name: str, then: Callable[[Any], None], patches: Patches) -> None:
-    """Call `then` with this module: at once if it has been imported, or when it is."""
-    if name in sys.modules:
-        then(sys.modules[name])
-        return
-    finder: Any = _Importing(name, then)
-    sys.meta_path.insert(0, finder)
-    patches.callback(sys.meta_path.remove, finder)

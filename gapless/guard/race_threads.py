@@ -102,7 +102,7 @@ class _Lock:
     _watch: ThreadWatch
     _make: Any = staticmethod(_REAL_LOCK)
     __class__: Any = property(lambda lock: type(lock._real))
-    """The real class, of which this is an instance too."""
+    """The real class: this is an instance of it too."""
 
     def __init__(self) -> None:
         self._real = self._make()

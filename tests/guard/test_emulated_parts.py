@@ -45,8 +45,6 @@ def test_texts_of_emulated_tensors_end_with_their_device():
     assert repr(x[:0].detach().reshape(0, 2)) == "tensor([], device='cuda:0', size=(0, 2))"
     assert repr([host, x.detach()]) == "[tensor([1., 1.]), tensor([1., 1.], device='cuda:0')]"
     assert repr(x.detach().cpu()) == "tensor([1., 1.])" and f"{x.sum()}" == "2.0"
-    nested = torch.nested.nested_tensor([x.detach(), x.detach()])
-    assert repr(nested).count("device='cuda:0'") == 3
 
 
 def test_a_replay_does_again_what_was_captured():
