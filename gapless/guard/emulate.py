@@ -4,6 +4,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
 from .emulated_cudart import CudaRuntime
 from .emulated_progress import StreamProgress
-from .patches import Patches
+from .patches import Patches, holding
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
 from .watch import ON_WAIT, current
@@ -124,7 +125,23 @@ def _export(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `storage.cuda()`."""
-    return _place(storage.clone())
+    return storage if marks.has(storage) else _place(storage.clone())
+
+
+_place_of: Any = torch._C.StorageBase.device
+
+
+def _storages_device(storage: Any) -> torch.device:
+    """Return the emulated device of a storage where a mode can make tensors there: torch makes them by the answer."""
+    is_asked = marks.has(storage) and current() is not None and torch._C._len_torch_dispatch_stack()
+    place: torch.device = streams.DEVICE if is_asked else _place_of.__get__(storage)
+    return place
+
+
+def _cloned(original: Any, storage: Any) -> Any:
+    if not marks.has(storage):
+        return original(storage)
+    return _place(torch.UntypedStorage(storage.nbytes())).copy_(storage)
 
 
 def _set_default(original: Any, device: Any) -> None:
@@ -195,6 +212,30 @@ def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) ->
     return (tensor.to("cuda", non_blocking=True),)
 
 
+class _Shown(threading.local):
+    """The tensor that a thread turns into text."""
+
+    tensor: Tensor | None = None
+
+
+def _show_devices(patches: Patches) -> None:
+    """Have texts of tensors end with their device, as torch ends them for a device that is not the default one."""
+    shown, texts = _Shown(), torch._tensor_str
+
+    def text(original: Any, tensor: Tensor, **kwargs: Any) -> Any:
+        with holding(shown, tensor=tensor):
+            return original(tensor, **kwargs)
+
+    def add(original: Any, begin: str, suffixes: list[str], *args: Any, **kwargs: Any) -> Any:
+        watch, tensor = current(), shown.tensor
+        if watch is not None and tensor is not None and tensor.device.type == "cpu" and watch.is_device(tensor):
+            suffixes = [f"device='{marks.emulated}'", *suffixes]
+        return original(begin, suffixes, *args, **kwargs)
+
+    patches.wrap(texts, "_str_intern", text)
+    patches.wrap(texts, "_add_suffixes", add)
+
+
 @contextmanager
 def emulated_cuda(seed: int = 0) -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
@@ -207,6 +248,7 @@ def emulated_cuda(seed: int = 0) -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        _show_devices(patches)
         patches.put(streams, "progress", StreamProgress(seed))
         ON_WAIT.append(streams.waited)
         patches.callback(ON_WAIT.remove, streams.waited)
@@ -265,6 +307,8 @@ def _install_beside(patches: Patches) -> None:
     patches.wrap(torch.serialization, "default_restore_location", _restored)
     patches.wrap(torch.serialization, "location_tag", _location)
     patches.wrap(torch.UntypedStorage, "cuda", _moved)
+    patches.wrap(torch.UntypedStorage, "clone", _cloned)
+    patches.put(torch.UntypedStorage, "device", property(_storages_device))
     patches.stand_in(Tensor, "record_stream", _record_stream)
     for name in _KINDS:
         kind = _Kind(f"{name}Tensor", (), {"dtype": getattr(torch, f"{name}Tensor").dtype, "__module__": "torch.cuda"})

@@ -16,16 +16,16 @@ from .patches import Patches
 def install(patches: Patches) -> None:
     """Put what stands for CUDA's sharing of memory in the place of the CPU's."""
     kind = torch.UntypedStorage
-    for name in ("_share_fd_cpu_", "_share_filename_cpu_"):
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_", "share_memory_"):
         patches.wrap(kind, name, _shared)
     patches.wrap(kind, "is_shared", lambda original, storage: marks.has(storage) or original(storage))
     # torch has loaded it, and has registered its own way, if there are processes at all.
     loaded: Any = sys.modules.get("multiprocessing.reduction")
     ways: dict[Any, Any] = vars(loaded.ForkingPickler)["_extra_reducers"] if loaded is not None else {}
-    if kind in ways:
-        original = ways[kind]
-        ways[kind] = partial(_reduced, original)
-        patches.callback(ways.__setitem__, kind, original)
+    for way, around in ((kind, _reduced), (torch.Tensor, _reduced_tensor), (torch.nn.Parameter, _reduced_tensor)):
+        if way in ways:
+            patches.callback(ways.__setitem__, way, ways[way])
+            ways[way] = partial(around, ways[way])
 
 
 def _shared(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,8 +37,13 @@ def _shared(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reduced(original: Any, storage: Any) -> Any:
-    rebuild, args = original(storage)
+    rebuild, args = _reduced_tensor(original, storage)
     return (_rebuilt, (rebuild, *args)) if marks.has(storage) else (rebuild, args)
+
+
+def _reduced_tensor(original: Any, tensor: Any) -> Any:
+    with _disable_current_modes():  # by which torch is told that the memory is the CPU's
+        return original(tensor)
 
 
 def _rebuilt(rebuild: Any, *args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -182,6 +183,9 @@ class CudaWatch:
         patch(self._cuda, "synchronize", self._device_synchronize)
         patches.stand_in(Tensor, "record_stream", self._record_stream)
         patches.wrap(torch.UntypedStorage, "resize_", self._resize)
+        plans = self._checker.plans
+        for op in (torch.ops.aten.resize_.default, torch.ops.inductor.resize_storage_bytes_.default):
+            plans[id(op)] = race_ops.plan(op)._replace(args=(), is_idle=True, around=self._resize_by_operator)
         patches.wrap(self._cuda.CUDAGraph, "replay", self._replay)
 
     def _record(self, original: Any, event: Any, stream: Any = None) -> None:
@@ -241,6 +245,17 @@ class CudaWatch:
             if isinstance(stream, Agent):
                 self.pools.took(place[0], stream, site)
         return result
+
+    def _resize_by_operator(self, run: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that resizes the storage of a tensor; the one that resizes the tensor only lets it grow."""
+        tensor, size = args[0], args[1]
+        if tensor.layout is not torch.strided:
+            return run(op, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            if not isinstance(size, int):
+                size = max((tensor.storage_offset() + math.prod(size)) * tensor.itemsize, storage.nbytes())
+            return self._resize(lambda storage, nbytes: run(op, args, kwargs), storage, size)
 
     def _replay(self, original: Any, graph: Any) -> None:
         """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so."""

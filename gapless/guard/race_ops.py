@@ -19,7 +19,8 @@ _NO_MEMORY = {
     "sym_is_contiguous",
 }  # fmt: skip
 
-_COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
+_COPIES = {"copy_", "_foreach_copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
+_COPIES_INTO = {"copy_", "_foreach_copy_"}
 
 
 class Arg(NamedTuple):
@@ -68,7 +69,7 @@ def plan(op: Any) -> OperatorPlan:
 
 def non_blocking(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a copy was asked not to wait."""
-    return bool(kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False))
+    return bool(kwargs.get("non_blocking", args[2] if plan.name in _COPIES_INTO and len(args) > 2 else False))
 
 
 def _arguments(schema: Any) -> tuple[Arg, ...]:

@@ -28,6 +28,7 @@ from .pinned_allocs import allocated
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
+from .sync_lengths import argument, ctc_lengths, packed, split_at
 from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
@@ -47,10 +48,6 @@ _LOADERS = "/torch/utils/data/_utils/pin_memory.py"
 
 def _run(call: TorchCall) -> Any:
     return call.func(*call.args, **call.kwargs)
-
-
-def _argument(call: TorchCall, at: int, name: str, default: Any = None) -> Any:
-    return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
 def _reader(rule: str) -> CallHandler:
@@ -191,13 +188,13 @@ def _names_place(value: Any) -> bool:
 
 
 def _cuda(watch: ThreadState, call: TorchCall) -> Any:
-    non_blocking = bool(_argument(call, 2, "non_blocking", False))
+    non_blocking = bool(argument(call, 2, "non_blocking", False))
     plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
     return _upload(watch, call if marks.has_accelerator() else plain, "cuda", non_blocking)
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
-    kind, source = _argument(call, 1, "dtype"), call.args[0]
+    kind, source = argument(call, 1, "dtype"), call.args[0]
     if kind is None and not marks.on_accelerator(source) and watch.is_device(source):
         return _run(call).replace("torch.", "torch.cuda.")
     if kind is None or isinstance(kind, torch.dtype):
@@ -214,7 +211,7 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
 
 def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     """Check torch.tensor, as_tensor and asarray."""
-    device, data = call.kwargs.get("device"), _argument(call, 0, "data")
+    device, data = call.kwargs.get("device"), argument(call, 0, "data")
     goes_up, on_device = marks.names_device(device), isinstance(data, Tensor) and watch.is_device(data)
     _check_data(watch, data, goes_up and not on_device)
     if not goes_up:
@@ -257,7 +254,7 @@ def _is_empty(data: Any) -> bool:
 def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
-    _check_data(watch, _argument(call, 1, "data"), goes_up)
+    _check_data(watch, argument(call, 1, "data"), goes_up)
     if not goes_up:
         return _run(call)
     with watch.silence():
@@ -338,34 +335,10 @@ def _calling(watch: ThreadState, call: TorchCall) -> Any:
     return call.func(*map(watched_function, call.args), **kwargs)
 
 
-def _split_at(watch: ThreadState, call: TorchCall) -> Any:
-    """Check tensor_split, whose second argument may be a tensor."""
-    at = _argument(call, 1, "tensor_indices_or_sections")
-    if not (isinstance(at, Tensor) and watch.is_device(at)):
-        return _run(call)
-    watch.flag("device-split")
-    with watch.silence():
-        return _run(call)
-
-
-CTC_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
-
-
-def _lengths(watch: ThreadState, call: TorchCall) -> Any:
-    """Check ctc_loss, which takes lengths on the host and copies them to the device, wherever they were."""
-    scores, *lengths = (_argument(call, place, name) for place, name in enumerate(CTC_NAMES) if name != "targets")
-    if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
-        watch.flag("host-read")
-    elif isinstance(scores, Tensor) and watch.is_device(scores):
-        watch.flag("list-to-device")
-    with watch.silence():
-        return _run(call)
-
-
 def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     """Check sparse_coo_tensor, which without a size takes that of the largest indices."""
-    indices = _argument(call, 0, "indices")
-    if _argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
+    indices = argument(call, 0, "indices")
+    if argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
         watch.flag("host-size")
     return _placed(watch, call)
 
@@ -419,15 +392,17 @@ _HANDLERS: dict[Any, CallHandler] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
-    torch.nn.functional.ctc_loss: _lengths,
+    torch.nn.functional.ctc_loss: ctc_lengths,
     torch.sparse_coo_tensor: _sparse,
     torch.nn.functional.triplet_margin_with_distance_loss: _calling,
     torch.lobpcg: _calling,
     torch.ops.higher_order.cond: branching,
     torch.ops.higher_order.while_loop: branching,
-    torch.tensor_split: _split_at,
+    torch.tensor_split: split_at,
+    torch._VF._pack_padded_sequence: packed,
+    torch._VF._pad_packed_sequence: packed,
     torch.device: lambda watch, call: torch.device("cuda", *call.args) if _is_accelerators_number(call) else _run(call),
-    Tensor.tensor_split: _split_at,
+    Tensor.tensor_split: split_at,
     Tensor.device.__get__: _asked(lambda device: device),
     Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: _asked(lambda device: device == CPU),  # type: ignore[attr-defined]

@@ -110,7 +110,7 @@ def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     if not target.numel() or _deep_copies(watch):
         return None
     if not watch.is_device(target):
-        return copy_rule(target, non_blocking, up=False)
+        return None if target.is_meta else copy_rule(target, non_blocking, up=False)
     if watch.is_device(source):
         return None
     if source.dim() == 0 and watch.call is not None and watch.call.func is Tensor.__setitem__:
@@ -119,9 +119,19 @@ def _copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 
 
 def _counted_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    if args[0].numel() and not (watch.is_device(args[0]) and watch.is_device(args[1])):
+    if args[0].numel() and not ((watch.is_device(args[0]) and watch.is_device(args[1])) or args[0].is_meta):
         TALLY.add("copies")
     return _copy(watch, args, kwargs)
+
+
+def _pairwise(check: OpCheck) -> OpCheck:
+    """Return the check of an operator that copies each tensor of a list to the one at its place in another."""
+
+    def checked(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+        pairs = [pair for pair in zip(args[0], args[1], strict=False) if any(map(watch.is_device, pair))]
+        return next(filter(None, [check(watch, (*pair, *args[2:]), kwargs) for pair in pairs]), None)
+
+    return checked
 
 
 def _deep_copies(watch: ThreadState) -> bool:
@@ -173,15 +183,18 @@ CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
     (_tensor_value(2), "masked_fill.Tensor masked_fill_.Tensor"),
     (_tensor_value(3), "index_fill.int_Tensor index_fill_.int_Tensor"),
     (_copy, "copy_"),
+    (_pairwise(_copy), "_foreach_copy_"),
     (_to_copy, "_to_copy"),
 ) for name in names.split()}  # fmt: skip
 """The checks of operators that may wait, for the checker of races too. They change nothing."""
 
 _OTHER_CHECKS: dict[str, OpCheck] = {
     "aten::copy_": _counted_copy,
+    "aten::_foreach_copy_": _pairwise(_counted_copy),
     "aten::lift_fresh": _lift,
     # These take host tensors on purpose.
     **dict.fromkeys(("aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::is_pinned"), _always("")),
+    **dict.fromkeys(("aten::_pack_padded_sequence", "aten::_pack_padded_sequence_backward"), _always("")),
 }
 
 _REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")

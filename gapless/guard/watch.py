@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +62,22 @@ class TorchCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
+@dataclass(eq=False)
+class Allowance:
+    """A section in which a thread may wait."""
+
+    reason: str
+    watch: ThreadState | None
+    """The thread's state, until the section ends."""
+
+
+ALLOWANCES: ContextVar[tuple[Allowance, ...]] = ContextVar("ALLOWANCES", default=())
+"""The sections around this point of the program, the outermost first; ended ones may be among them.
+
+A task has its own and takes over its maker's, which end there as well.
+"""
+
+
 class ThreadState:
     """One thread's state while it is inside regions."""
 
@@ -70,8 +87,6 @@ class ThreadState:
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
-        self.allowed: str | None = None
-        """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
         self.calls: Any = None
         """The function mode of this thread's regions."""
@@ -117,6 +132,11 @@ class ThreadState:
             if marks.on_accelerator(tensor):
                 return True  # without a GPU: it has no memory of its own
         return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
+
+    @property
+    def allowed(self) -> str | None:
+        """The reason of the innermost `allow`."""
+        return next((one.reason for one in reversed(ALLOWANCES.get()) if one.watch is self), None)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
         """Report a finding at the user's line; raises SyncError if the region is set to raise."""
@@ -227,4 +247,5 @@ def function_name(func: Any) -> str:
     """Return the name of what a torch function mode receives, such as `torch.Tensor.item`."""
     name: str | None = resolve_name(func)
     # A method that is wrapped now has no name in torch's table.
-    return name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    name = name or str(getattr(func, "__qualname__", func)).replace("TensorBase.", "torch.Tensor.")
+    return name.replace("_VariableFunctionsClass.", "torch.")

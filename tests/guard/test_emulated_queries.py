@@ -110,3 +110,21 @@ def test_the_seed_is_an_option_of_a_run(san_source):
     """
     printed = [san_source(source, "--device-tensors", "cuda", "--seed", seed)[2].out for seed in ("0", "0", "7")]
     assert printed[0] == printed[1] != printed[2]
+
+
+def test_a_query_that_answers_true_is_no_wait():
+    with emulated_cuda(), guard.no_sync(mode="record") as region:
+        x, event = torch.ones(3, device="cuda"), torch.cuda.Event()
+        for _ in range(8):
+            x.mul_(2)
+            event.record()
+            while not event.query() or not torch.cuda.current_stream().query():
+                pass
+    assert [finding.rule for finding in region.report.findings] == []
+
+
+def test_streams_and_events_are_of_the_device_that_was_chosen(region):
+    torch.cuda.set_device(1)
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    assert stream.device == event.device == torch.cuda.current_stream().device == torch.device("cuda", 1)
+    assert stream.device_index == 1

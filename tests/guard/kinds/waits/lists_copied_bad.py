@@ -1,0 +1,9 @@
+"""Weights are swapped in from pinned memory by one call, and the next ones are written there before it is done."""
+
+import torch
+
+pinned = [torch.ones(64, pin_memory=True) for _ in range(2)]  # san: ok(once, at the start)
+layers = [torch.empty(64, device="cuda") for _ in range(2)]
+torch._foreach_copy_(layers, pinned, non_blocking=True)
+pinned[1].fill_(2)  # finds: race
+torch._foreach_copy_(pinned, layers)  # finds: copy-to-host
