@@ -284,7 +284,7 @@ def overriding_class_alone(body: Body) -> None:
 
 
 @pytest.mark.parametrize("name", ["DisableTorchFunction", "DisableTorchFunctionSubclass"])
-def test_what_switches_overrides_off_is_still_an_instance_of_its_class(name):
+def test_a_switch_of_overriding_classes_is_an_instance_of_its_class(name):
     with Detectors(["sync", "race"], emulate_cuda=True):
         off = getattr(torch._C, name)()
         assert isinstance(off, torch._C.DisableTorchFunction) and isinstance(off, getattr(torch._C, name))
