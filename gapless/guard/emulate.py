@@ -128,20 +128,20 @@ def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     return storage if marks.has(storage) else _place(storage.clone())
 
 
-_place_of: Any = torch._C.StorageBase.device
+_STORAGE: Any = torch._C.StorageBase
 
 
 def _storages_device(storage: Any) -> torch.device:
     """Return the emulated device of a storage where a mode can make tensors there: torch makes them by the answer."""
     is_asked = marks.has(storage) and current() is not None and torch._C._len_torch_dispatch_stack()
-    place: torch.device = streams.DEVICE if is_asked else _place_of.__get__(storage)
+    place: torch.device = streams.DEVICE if is_asked else _STORAGE.device.__get__(storage)
     return place
 
 
 def _cloned(original: Any, storage: Any) -> Any:
     if not marks.has(storage):
         return original(storage)
-    return _place(torch.UntypedStorage(storage.nbytes())).copy_(storage)
+    return _place(type(storage)(storage.nbytes())).copy_(storage)
 
 
 def _set_default(original: Any, device: Any) -> None:

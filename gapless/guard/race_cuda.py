@@ -273,13 +273,12 @@ class CudaWatch:
         setattr(graph, self._mark, checker.agents.record(stream, site))
 
 
-_device_of: Callable[[Any], torch.device] = torch._C.StorageBase.device.__get__
-"""Returns where a storage really is."""
+_STORAGES: Any = torch._C.StorageBase
 
 
 def _whole(storage: Any) -> Tensor:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.uint8, device=_device_of(storage)).set_(storage)
+        return torch.empty(0, dtype=torch.uint8, device=_STORAGES.device.__get__(storage)).set_(storage)
 
 
 class EmulatedWatch(CudaWatch):
