@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .marks import FunctionsOff
 from .patches import Patches, SharedPatches, holding
 from .watch import ThreadState, TorchCall, current
 
 _autograd: Any = torch._C._autograd
 _are_classes_on: Callable[[], bool] = torch._C._is_torch_function_enabled
 _transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_ClassesOff: Any = torch._C.DisableTorchFunctionSubclass
 _OFF: Any = torch._C._disabled_torch_function_impl
 
 
@@ -139,10 +141,17 @@ def _are_users(module: str) -> bool:
     return not f"{module}.".startswith(("torch.", f"{__package__}."))
 
 
-def _disable(original: Any) -> Any:
-    """Replace `DisableTorchFunction`: the program switches overriding classes off, and not the guard's mode."""
-    caller = sys._getframe(2).f_globals.get("__name__", "")
-    return torch._C.DisableTorchFunctionSubclass() if _are_users(caller) else original()
+class _AnyDisabling(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (FunctionsOff, _ClassesOff))
+
+
+class _Disabling(metaclass=_AnyDisabling):
+    """Stands for `DisableTorchFunction`: a program switches overriding classes off, and not the guard's mode."""
+
+    def __new__(cls) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return _ClassesOff() if _are_users(caller) else FunctionsOff()
 
 
 class _Moved(torch.autograd.Function):
@@ -185,7 +194,7 @@ class _Modes:
 def _install(patches: Patches) -> None:
     variable: Any = torch.autograd.Variable
     patches.put(variable, "_execution_engine", _Engine(variable._execution_engine))
-    patches.wrap(torch._C, "DisableTorchFunction", _disable)
+    patches.put(torch._C, "DisableTorchFunction", _Disabling)
     patches.wrap(TorchDispatchMode, "__enter__", _Modes(patches).enter)
     patches.wrap(_autograd, "_push_saved_tensors_default_hooks", _push_hooks)
 

@@ -54,7 +54,10 @@ def _call(module: str, function: str, options: dict[str, Any], around: str = "")
 
 
 def with_python(words: list[str]) -> list[str]:
-    """Return a command with this Python before a script that names it in its first line, such as `torchrun`."""
+    """Return a command with this Python before a script that names it in its first line, such as `torchrun`.
+
+    Before a script that leaves it to `env`, the name that is looked for on PATH is put.
+    """
     script = shutil.which(words[0]) if words else None
     if script is None or _is_this_python(script):
         return words
@@ -64,7 +67,10 @@ def with_python(words: list[str]) -> list[str]:
     except OSError:
         return words
     line = first.decode(errors="replace").strip()
-    return [sys.executable, script, *words[1:]] if line[:2] == "#!" and _is_this_python(line[2:].strip()) else words
+    named = line[2:].strip() if line[:2] == "#!" else ""
+    if re.fullmatch(r"\S*/env python[\d.]*", named):
+        return [named.split()[1], script, *words[1:]]
+    return [sys.executable, script, *words[1:]] if named and _is_this_python(named) else words
 
 
 def _is_this_python(word: str) -> bool:

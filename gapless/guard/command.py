@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -99,6 +100,8 @@ def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
     if words[0].endswith(".py"):
         return [sys.executable], words
     if not os.path.basename(words[0]).startswith("python"):
+        if shutil.which(words[0]) is None and not os.path.exists(words[0]):
+            raise ValueError(f"{words[0]} is not found: give a program's path, or a command that is on PATH")
         raise ValueError(f"san runs Python programs, got {words[0]!r}: -- python program.py")
     # A bare name means the interpreter that this is installed for.
     first = words.pop(0)

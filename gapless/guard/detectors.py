@@ -89,13 +89,15 @@ class Detectors:
         self._watched: Watched | None = None
         self._ended: list[dict[str, int]] = []
         """The counts of the children whose reports were taken."""
+        self.report: Callable[[int, str], int] = lambda code, wrong: code
+        """Gives the report of a process that ends at once: takes and returns its exit code; see `Children`."""
 
     def __enter__(self) -> Detectors:
         # Children that begin while others are waited for are watched too.
         watching = self._stack.enter_context(Patches())
         self._stack.callback(self._gather)
         self._watching = Watching(watching)
-        self._children = Children(watching, self._options, self._renew, self._state)
+        self._children = Children(watching, self._options, self._renew, self._state, self._end)
         self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
@@ -116,9 +118,24 @@ class Detectors:
 
     def _gather(self) -> None:
         """End the watch over child processes; their findings are this process's too."""
-        reports, lost = self._children.close()
+        self._sum(*self._children.close())
+
+    def _end(self, code: int, wrong: str) -> int:
+        """Give the report while the detectors are on; returns the exit code."""
+        self._add_races()
+        self._sum(self._children.ended(), self._children.without_report())
+        return self.report(code, wrong)
+
+    def _sum(self, reports: list[Any], lost: int) -> None:
         self._add(reports)
         self._watched = self._watching.so_far().with_children(self._ended, lost)
+
+    def _add_races(self) -> None:
+        """Add the races so far to the report, while the detector is on."""
+        if "race" in self._reports:
+            for one in race.found():
+                self._reports["race"].add(one.finding())
+            race.found().clear()
 
     def _add(self, reports: list[Any]) -> None:
         """Add the reports of children to this process's own."""
@@ -138,20 +155,16 @@ class Detectors:
 
     def _state(self) -> dict[str, Any]:
         """This process's findings so far and its counts of watched things, for JSON."""
-        entries = self.findings()
-        if self._watched is None:
-            entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
-        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
+        self._add_races()
+        return {"watched": asdict(self._watching.so_far()), "entries": [asdict(entry) for entry in self.findings()]}
 
     def take(self) -> list[CountedFinding]:
         """Return the findings since the last call, while these are on; also by children that ended."""
         self._add(self._children.ended())
+        self._add_races()
         found = self.findings()
         for report in self._reports.values():
             report.clear()
-        races = race.found()
-        found += [CountedFinding(one.finding(), 1, None) for one in races] if "race" in self._reports else []
-        races.clear()
         return found
 
     def begin_again(self) -> None:

@@ -4,6 +4,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from . import emulated_sharing, emulated_triton, marks
 from . import emulated_streams as streams
 from .emulated_cudart import CudaRuntime
 from .emulated_progress import StreamProgress
-from .patches import Patches
+from .patches import Patches, holding
 from .refusals import refuse
 from .sites import torchs_caller, user_stack
 from .watch import ON_WAIT, current
@@ -72,7 +73,7 @@ def _start_device() -> None:
 
 def _place(storage: Any) -> Any:
     """Mark the memory of a storage as a device's."""
-    marks.device_tensor(torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage)))
+    marks.device_tensor(marks.whole(storage))
     return storage
 
 
@@ -88,8 +89,7 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
-    tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    if tensor not in marks.DEVICE_TENSORS:
+    if marks.whole(storage) not in marks.DEVICE_TENSORS:
         return original(storage)
     watch = current()
     if watch is not None:
@@ -128,14 +128,10 @@ def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     return storage if marks.has(storage) else _place(storage.clone())
 
 
-_STORAGE: Any = torch._C.StorageBase
-
-
 def _storages_device(storage: Any) -> torch.device:
     """Return the emulated device of a storage where a mode can make tensors there: torch makes them by the answer."""
     is_asked = marks.has(storage) and current() is not None and torch._C._len_torch_dispatch_stack()
-    place: torch.device = streams.DEVICE if is_asked else _STORAGE.device.__get__(storage)
-    return place
+    return streams.DEVICE if is_asked else marks.place_of(storage)
 
 
 def _cloned(original: Any, storage: Any) -> Any:
@@ -212,6 +208,30 @@ def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) ->
     return (tensor.to("cuda", non_blocking=True),)
 
 
+class _Shown(threading.local):
+    """The tensor that a thread turns into text."""
+
+    tensor: Tensor | None = None
+
+
+def _show_devices(patches: Patches) -> None:
+    """Have texts of tensors end with their device, as torch ends them for a device that is not the default one."""
+    shown, texts = _Shown(), torch._tensor_str
+
+    def text(original: Any, tensor: Tensor, **kwargs: Any) -> Any:
+        with holding(shown, tensor=tensor):
+            return original(tensor, **kwargs)
+
+    def add(original: Any, begin: str, suffixes: list[str], *args: Any, **kwargs: Any) -> Any:
+        watch, tensor = current(), shown.tensor
+        if watch is not None and tensor is not None and tensor.device.type == "cpu" and watch.is_device(tensor):
+            suffixes = [f"device='{marks.emulated}'", *suffixes]
+        return original(begin, suffixes, *args, **kwargs)
+
+    patches.wrap(texts, "_str_intern", text)
+    patches.wrap(texts, "_add_suffixes", add)
+
+
 @contextmanager
 def emulated_cuda(seed: int = 0) -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
@@ -224,6 +244,7 @@ def emulated_cuda(seed: int = 0) -> Iterator[None]:
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
+        _show_devices(patches)
         patches.put(streams, "progress", StreamProgress(seed))
         ON_WAIT.append(streams.waited)
         patches.callback(ON_WAIT.remove, streams.waited)

@@ -53,7 +53,7 @@ class CudaRuntime:
             return CudaStatus.invalid_value
         if address in marks.PINNED.registered:
             return CudaStatus.already_registered
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with _disable_current_modes(), marks.FunctionsOff():
             memory = (ctypes.c_char * size).from_address(address)
             over = torch.frombuffer(memory, dtype=torch.uint8)
             marks.PINNED.add(over)

@@ -128,7 +128,7 @@ class EmulatedGraph:
 
     def lost(self) -> list[Tensor]:
         """Return tensors over the memory that a replay uses and that was freed after the capture."""
-        return [_bytes(storage) for storage in self._recorder.given.values() if _is_freed(storage)]
+        return [marks.whole(storage) for storage in self._recorder.given.values() if _is_freed(storage)]
 
 
 @contextmanager
@@ -145,11 +145,6 @@ def _is_freed(storage: Any) -> bool:
     if _holders(storage._cdata) > len(getattr(storage, _VIEWS)) + 1:
         return False
     return not _graphs.get(getattr(storage, _POOL, None) or (0, 0))
-
-
-def _bytes(storage: Any) -> Tensor:
-    with _disable_current_modes():
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def pool_handle() -> _Pool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -29,9 +31,12 @@ def install(patches: Patches) -> None:
     groups = torch.distributed
     if not groups.is_available():
         return
+    asked: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
     for owner in (groups, groups.distributed_c10d):
-        patches.wrap(owner, "init_process_group", _make_group)
-        patches.wrap(owner, "new_group", _make_group)
+        patches.wrap(owner, "init_process_group", partial(_make_group, asked))
+        patches.wrap(owner, "new_group", partial(_make_group, asked))
+        patches.wrap(owner, "get_backend", partial(_name, asked, groups.Backend))
+        patches.wrap(owner, "get_backend_config", partial(_name, asked, groups.distributed_c10d.BackendConfig))
         patches.put(owner, "is_nccl_available", lambda: True)
     patches.put(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     core: Any = torch._C._distributed_c10d
@@ -52,17 +57,34 @@ def install(patches: Patches) -> None:
         patches.wrap(core.Reducer, name, partial(_with_buckets, on_device))
 
 
-def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _make_group(asked: weakref.WeakKeyDictionary[Any, str], original: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace the makers of process groups: tensors of the device are on the CPU, so gloo takes them."""
-    if "backend" in kwargs:
-        kwargs["backend"] = _backend(kwargs["backend"])
-    kwargs.pop("device_id", None)
-    return original(*map(_backend, args), **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs)
+    name = given.arguments.get("backend")
+    device = given.arguments.pop("device_id", None)
+    if name is None and original.__name__ == "init_process_group":
+        name = "undefined" if device is None else "nccl"
+    given.arguments["backend"] = _backend(name)
+    made = original(*given.args, **given.kwargs)
+    group = torch.distributed.group.WORLD if made is None else made
+    if name is not None and isinstance(group, torch.distributed.ProcessGroup):
+        asked[group] = name
+    return made
+
+
+def _name(
+    asked: weakref.WeakKeyDictionary[Any, str], kind: Callable[[Any], object], original: Any, group: Any = None
+) -> Any:  # fmt: skip
+    """Replace the questions for the backend's name; a group made without one has that of the first group."""
+    name = original(group)
+    world = torch.distributed.group.WORLD
+    wanted = asked.get(group or world) or asked.get(world)
+    return name if wanted is None else type(name)(kind(wanted))
 
 
 def _backend(name: Any) -> Any:
-    """Return the name of a backend with gloo in the place of nccl; anything else, such as an address, as it is."""
-    return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
+    """Return the name of a backend, or None, with gloo in the place of nccl and of torch's own choice."""
+    return name and re.sub(r"\b(nccl|undefined)\b", "gloo", name, flags=re.IGNORECASE)
 
 
 def _unseen(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:

@@ -48,6 +48,5 @@ def _reduced_tensor(original: Any, tensor: Any) -> Any:
 
 def _rebuilt(rebuild: Any, *args: Any) -> Any:
     storage = rebuild(*args)
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        marks.device_tensor(torch.empty(0, dtype=torch.uint8).set_(storage))
+    marks.device_tensor(marks.whole(storage))
     return storage

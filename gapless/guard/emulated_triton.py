@@ -40,7 +40,7 @@ class _Marked:
     def __init__(self, storage: Any) -> None:
         self.start = storage.data_ptr()
         self.end = self.start + storage.nbytes()
-        self.tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+        self.tensor = marks.whole(storage)
         self.bytes: dict[bool, Any] = {}
 
     def touch(self, addresses: Any, itemsize: int, writes: bool) -> None:
@@ -130,7 +130,7 @@ def _run(original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool = False
     if any(on_device) and not all(one or marks.is_pinned(t) for one, t in zip(on_device, tensors, strict=True)):
         watch.flag("host-operand", f"the Triton kernel {kernel.__name__}")
     graphs.replay_too(partial(_run, original, kernel, *args, grid=grid, **kwargs))
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), marks.FunctionsOff():
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         before, _launch.storages = _launch.storages, [_Marked(storage) for storage in storages.values()]
         _launch.is_complete = False

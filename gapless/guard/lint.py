@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ from .suppress import apply, comment_at, tell_unused
 from .suppress import gather as gather_suppressions
 from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
 
+_NOT_OURS = ("build", "node_modules", "site-packages")
+"""Folders with what others wrote, or with copies."""
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
 _SIZED = ("arange", "full", "zeros", "ones", "empty", "linspace", "randint", "randperm")
@@ -46,13 +50,11 @@ class Linter(Flow):
         entry = RULES[rule]
         function = ".".join(self.functions) or "<module>"
         line = ast.unparse(node).split("\n")[0]
+        site = Frame(self._path, _line_of(node), function)
         finding = Finding(
-            "lint", rule, line if len(line) < 80 else line[:77] + "...", entry.why, entry.instead,
-            (Frame(self._path, node.lineno, function),),
+            "lint", rule, line if len(line) < 80 else line[:77] + "...", entry.why, entry.instead, (site,)
         )  # fmt: skip
-        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        comments = (comment_at(Frame(self._path, number, function)) for number in lines)
-        self._report.add(finding, next(filter(None, comments), self._allowed))
+        self._report.add(finding, comment_at(site) or self._allowed)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         outer = self._allowed
@@ -283,6 +285,12 @@ def _is_size(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES
 
 
+def _line_of(node: ast.expr | ast.stmt) -> int:
+    """Return the line that Python gives a call: of a method's, the line of its name."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return (isinstance(called, ast.Attribute) and called.end_lineno) or node.lineno
+
+
 def _allow_reason(node: ast.expr) -> str | None:
     """The reason of `with allow("...")` or `with guard.allow("...")`."""
     if not isinstance(node, ast.Call) or not node.args:
@@ -293,10 +301,10 @@ def _allow_reason(node: ast.expr) -> str | None:
 
 
 def lint(paths: Sequence[str]) -> SyncReport:
-    """Check the given files, and all `.py` files below the given folders.
+    """Check the given files, and all `.py` files of a project below the given folders.
 
     Raises:
-        ValueError: a path that is not there, or a file that is not Python.
+        ValueError: a path that is not there, or a given file that is not Python.
     """
     trees = dict(_trees(paths))
     known, report = gather(trees.values()), SyncReport()
@@ -310,13 +318,27 @@ def _trees(paths: Sequence[str]) -> Iterator[tuple[Path, ast.Module]]:
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"--lint: {path} is not there")
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in sorted(_sources(path)) if path.is_dir() else [path]:
             try:
-                yield file, ast.parse(file.read_text(encoding="utf-8"), str(file))
-            except UnicodeDecodeError as error:
-                raise ValueError(f"--lint: {file} is not text: {error}") from error
-            except SyntaxError as error:
-                raise ValueError(f"--lint: {file}:{error.lineno}: not Python: {error.msg}") from error
+                yield file, ast.parse(file.read_bytes(), str(file))
+            except (OSError, ValueError, SyntaxError) as error:
+                line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+                message = f"--lint: {file}{line}: not Python: {getattr(error, 'msg', error)}"
+                if file is path:
+                    raise ValueError(message) from error
+                print(f"gapless san: {message}", file=sys.stderr)
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Return a project's own files: none that are hidden, built or installed below it."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if _is_own(Path(place, one))]
+        yield from (Path(place, one) for one in files if one.endswith(".py"))
+
+
+def _is_own(folder: Path) -> bool:
+    is_named = folder.name.startswith(".") or folder.name in _NOT_OURS
+    return not is_named and not (folder / "pyvenv.cfg").exists()
 
 
 def main(options: Namespace) -> int:

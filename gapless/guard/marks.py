@@ -21,6 +21,10 @@ from . import forks
 
 T = TypeVar("T")
 
+FunctionsOff: Any = torch._C.DisableTorchFunction
+"""Switches function modes and overriding classes off. Regions replace torch's name of it, for programs."""
+_DispatchOff: Any = torch._C._DisableTorchDispatch
+
 emulated = torch.device("cpu", 0)
 """The `.device` of a marked tensor inside a region: of type cpu, yet not equal to torch.device("cpu")."""
 
@@ -126,6 +130,22 @@ PINNED = Marks()
 """Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
+_STORAGE: Any = torch._C.StorageBase
+
+
+def place_of(storage: Any) -> torch.device:
+    """Return where a storage really is, also while it answers with an emulated device."""
+    place: torch.device = _STORAGE.device.__get__(storage)
+    return place
+
+
+def whole(storage: Any) -> Tensor:
+    """Return a tensor of the bytes of a storage, made past all modes."""
+    storage = getattr(storage, "_untyped_storage", storage)
+    with FunctionsOff(), _DispatchOff():
+        return torch.empty(0, dtype=torch.uint8, device=place_of(storage)).set_(storage)
+
+
 def has(storage: Any) -> bool:
     """Return whether a storage is marked as a device's."""
     ref = DEVICE_TENSORS.refs.get(id(storage))
@@ -179,7 +199,7 @@ def inside(wrapper: Any) -> Iterator[Tensor]:
 def on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor really is on a device."""
     # Not asked through a function mode, which answers for the emulated device.
-    with torch._C.DisableTorchFunction():
+    with FunctionsOff():
         return tensor.device.type not in _HOST_TYPES
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
@@ -35,6 +36,29 @@ class _StandIn(functools.partial[Any]):
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
+
+
+class StandInType(ABCMeta):
+    """The type of a class that stands for another one, `_stands_for`, whose instances are its instances too.
+
+    It is found in the other's place in tables. It is no plain type, so that a class may derive from one of these and
+    be an abstract class at once.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        real = vars(cls).get("_stands_for")
+        return (real is not None and isinstance(instance, real)) or super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        real = vars(cls).get("_stands_for")
+        return (real is not None and issubclass(other, real)) or super().__subclasscheck__(other)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or (other is not None and other is vars(cls).get("_stands_for"))
+
+    def __hash__(cls) -> int:
+        real = vars(cls).get("_stands_for")
+        return super().__hash__() if real is None else hash(real)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 from .detectors import DETECTORS, Detectors
 from .report import CountedFinding, Finding, as_text
 from .report_files import as_dict, check_files, merged, write_files
-from .run import EXIT_FOUND, EXIT_UNWATCHED, UNWATCHED
+from .run import EXIT_FOUND, EXIT_UNWATCHED, EXIT_USAGE, UNWATCHED
 from .sites import shown
 from .suppress import DEFAULT_FILE, allowances, apply, gather
 from .watched import Watched
@@ -184,8 +184,12 @@ class TestSession:
             return
         if self._ran and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = EXIT_FOUND if self._fails else EXIT_UNWATCHED if self._unwatched(watched) else 0
-        write_files({"tests": self._found, "watched": asdict(watched)}, Namespace(json=self._files.json, sarif=None))
-        write_files(merged(self._found), Namespace(json=None, sarif=self._files.sarif))
+        report = {"tests": self._found, "watched": asdict(watched)}
+        try:
+            write_files(report, Namespace(json=self._files.json, sarif=None))
+            write_files(merged(self._found), Namespace(json=None, sarif=self._files.sarif))
+        except ValueError as error:
+            pytest.exit(f"gapless san: {error}", returncode=EXIT_USAGE)
 
     def _sum(self) -> Watched:
         names = asdict(Watched(0, 0, 0, 0, 0))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .race_buffers import region_of_array
-from .race_exports import note_exports
+from .race_exports import HAS_METHOD, note_exports
 from .race_report import READ, WRITE
 from .race_shadow import Extent, Layout
 
@@ -45,6 +45,8 @@ class WatchedArray(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, base: Any) -> None:
         self._note = getattr(base, "_note", None)
+        if not HAS_METHOD:
+            self.__class__ = WatchedArray if self.flags.c_contiguous else _StridedArray
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
@@ -92,6 +94,10 @@ class WatchedArray(np.ndarray[Any, Any]):
         return self if inplace else swapped
 
 
+class _StridedArray(WatchedArray):
+    """A watched array that is not contiguous, on Python 3.11: whether its buffer is given or refused is up to numpy."""
+
+
 def _method(name: str, writes: bool) -> Callable[..., Any]:
     def called(self: WatchedArray, *args: Any, **kwargs: Any) -> Any:
         for array in arrays_in((args, kwargs)):
@@ -106,7 +112,7 @@ def _method(name: str, writes: bool) -> Callable[..., Any]:
 
 
 def _part(name: str) -> property:
-    """Return an attribute that gives memory out, and that may be assigned to."""
+    """Return an attribute that gives memory out, and that may perhaps be assigned to."""
 
     def given(self: WatchedArray) -> Any:
         return views_or_read(self, getattr(plain(self), name))
@@ -136,7 +142,7 @@ def _view_of(array: WatchedArray, result: Any) -> WatchedArray | None:
     return watched(result, array._note) if is_view else None
 
 
-for _name in ("flat", "real", "imag"):
+for _name in {"flat", "real", "imag", "T", "mT"} & set(dir(np.ndarray)):  # numpy 1 has no mT
     setattr(WatchedArray, _name, _part(_name))
 for _name in set(_READING) - vars(WatchedArray).keys():
     setattr(WatchedArray, _name, _method(_name, writes=False))
@@ -144,7 +150,9 @@ for _name in set(_WRITING) & set(dir(np.ndarray)):  # numpy 2 has no itemset
     setattr(WatchedArray, _name, _method(_name, writes=True))
 note_exports(WatchedArray, lambda array, writes: _touch(array, WRITE if writes else READ))
 # Programs and numpy itself ask for the type's name.
-WatchedArray.__name__, WatchedArray.__module__ = "ndarray", "numpy"
+for _kind in (WatchedArray, _StridedArray):
+    _kind.__name__ = _kind.__qualname__ = "ndarray"
+    _kind.__module__ = "numpy"
 
 
 def watched(memory: Array, note: Note | None) -> WatchedArray:

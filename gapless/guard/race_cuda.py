@@ -225,20 +225,20 @@ class CudaWatch:
 
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
         original(tensor, stream)
-        with torch._C.DisableTorchFunction():
+        with marks.FunctionsOff():
             self.pools.keep_for(tensor, self.agent_of(stream))
 
     def _resize(self, original: Any, storage: Any, nbytes: int) -> Any:
         """Replace `resize_` of a storage: its memory is freed, and the new one is of the current stream's pool."""
         before, checker = storage.nbytes(), self._checker
-        if nbytes == before or not checker.everything or not self.is_device(_whole(storage)) or self.captures():
+        if nbytes == before or not checker.everything or not self.is_device(marks.whole(storage)) or self.captures():
             return original(storage, nbytes)
         site = checker.sites.here(2)
-        if before and (place := checker.buffers.place(_whole(storage), site)) is not None:
+        if before and (place := checker.buffers.place(marks.whole(storage), site)) is not None:
             self.pools.gave_back(place[0])
         result = original(storage, nbytes)
         checker.buffers.resized(storage)
-        whole = _whole(storage)
+        whole = marks.whole(storage)
         if nbytes and (place := checker.buffers.place(whole, site)) is not None:
             stream = self.now(checker.agents.here(), whole)
             place[0].on_device = True
@@ -271,14 +271,6 @@ class CudaWatch:
             checker.touched(stream, memory, site)
         original(graph)
         setattr(graph, self._mark, checker.agents.record(stream, site))
-
-
-_STORAGES: Any = torch._C.StorageBase
-
-
-def _whole(storage: Any) -> Tensor:
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.uint8, device=_STORAGES.device.__get__(storage)).set_(storage)
 
 
 class EmulatedWatch(CudaWatch):

@@ -15,8 +15,8 @@ Noted = Callable[[Any, bool], None]
 """Takes an array whose memory is given out, and whether it may be written."""
 
 _WRITABLE = 1
-_HAS_METHOD = sys.version_info >= (3, 12)
-"""Whether classes may define `__buffer__`."""
+HAS_METHOD = sys.version_info >= (3, 12)
+"""Whether classes may define `__buffer__`. Where they may not, no function in its place can raise an error."""
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _BUFFER_SLOTS_AT = object.__basicsize__ + _POINTER * 18
 """The place in a type of the address of its buffer functions; the first gives memory out."""
@@ -26,7 +26,7 @@ _GiveOut: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_
 
 def note_exports(kind: type[Any], noted: Noted) -> None:
     """Have `noted` called whenever memory of an array of this kind, a subclass of numpy's, is given out."""
-    if _HAS_METHOD:
+    if HAS_METHOD:
         _define(kind, noted)
     else:
         _replace(kind, noted)
@@ -36,8 +36,8 @@ def _define(kind: Any, noted: Noted) -> None:
     given: Any = np.ndarray
 
     def __buffer__(self: Any, flags: int) -> memoryview:
-        noted(self, bool(flags & _WRITABLE))
         view: memoryview = given.__buffer__(self, flags)
+        noted(self, bool(flags & _WRITABLE))
         return view
 
     kind.__buffer__ = __buffer__
@@ -56,13 +56,11 @@ def _replace(kind: Any, noted: Noted) -> None:
 
     def given_out(array: Any, view: int, flags: int) -> int:
         # No exception may leave this: C code would use a buffer that was never filled in.
+        answer = -1
         with suppress(BaseException):
+            answer = int(give_out(array, view, flags))
             noted(array, bool(flags & _WRITABLE))
-        try:
-            return int(give_out(array, view, flags))
-        except BaseException as error:
-            print(f"gapless san: the SystemError that follows is {error!r}", file=sys.stderr)
-            return -1
+        return answer
 
     kept[kind] = _GiveOut(given_out)
     slot.value = ctypes.cast(kept[kind], ctypes.c_void_p).value

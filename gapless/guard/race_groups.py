@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import marks
 from .emulated_groups import BETWEEN, IN_PLACE
 from .patches import Patches
 from .race_agents import OF_GROUP, Agent, GroupProgram, VectorClock
@@ -132,12 +133,12 @@ class GroupWatch:
         return result, point
 
     def _touch(self, uses: _Touched) -> None:
-        with torch._C.DisableTorchFunction():
+        with marks.FunctionsOff():
             self._checker.saw(_PLAN, (), {}, 2, uses)
 
     def _keep(self, tensor: Tensor, point: _Point) -> None:
         """The work holds this memory until it is done."""
-        with torch._C.DisableTorchFunction():
+        with marks.FunctionsOff():
             if tensor.layout is torch.strided:
                 setattr(tensor.untyped_storage(), self._mark, point)
                 self._cuda.pools.keep_for(tensor, point.group)
@@ -250,7 +251,7 @@ class GroupWatch:
 
     def _tensor_waited(self, run: RunOp, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         result = run(func, args, kwargs)
-        with torch._C.DisableTorchFunction():
+        with marks.FunctionsOff():
             tensor = args[0]
             point = getattr(tensor.untyped_storage(), self._mark, None) if tensor.layout is torch.strided else None
         self._learn(point)

@@ -9,14 +9,13 @@ import os
 import socket
 import sys
 import threading
-from abc import ABCMeta
 from collections.abc import Callable
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from .patches import Patches
+from .patches import Patches, StandInType
 
 _REAL_DEQUE: Any = collections.deque
 _THREADS: dict[int, threading.Thread] = vars(threading)["_active"]
@@ -50,26 +49,6 @@ def install(orders: Orders, patches: Patches) -> None:
 # Deques.
 
 
-class _DequeType(ABCMeta):
-    """The type of what stands for `collections.deque`, which deques made before are instances of too.
-
-    It is found in its place in tables that hold the real one. It is no plain type, so that a class may be a deque and
-    an abstract class at once.
-    """
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _REAL_DEQUE) if "_orders" in vars(cls) else super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, _REAL_DEQUE) if "_orders" in vars(cls) else super().__subclasscheck__(other)
-
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or (other is _REAL_DEQUE and "_orders" in vars(cls))
-
-    def __hash__(cls) -> int:
-        return hash(_REAL_DEQUE) if "_orders" in vars(cls) else super().__hash__()
-
-
 def _deque_for(orders: Orders) -> type:
     """Return the class that stands for `collections.deque`: putting an item comes before taking it."""
 
@@ -97,12 +76,12 @@ def _deque_for(orders: Orders) -> type:
     puts = ("append", "appendleft", "extend", "extendleft", "insert", "__iadd__", "__setitem__")
     takes = ("pop", "popleft", "__getitem__", "__iter__")
     methods = {
-        "__slots__": ("_order",), "__module__": "collections", "__doc__": _REAL_DEQUE.__doc__, "_orders": orders,
-        "__new__": new, "__reduce_ex__": _reduce_ex, "__getstate__": _state,
+        "__slots__": ("_order",), "__module__": "collections", "__doc__": _REAL_DEQUE.__doc__,
+        "_stands_for": _REAL_DEQUE, "__new__": new, "__reduce_ex__": _reduce_ex, "__getstate__": _state,
         **{name: putting(getattr(_REAL_DEQUE, name)) for name in puts},
         **{name: taking(getattr(_REAL_DEQUE, name)) for name in takes},
     }  # fmt: skip
-    return _DequeType("deque", (_REAL_DEQUE,), methods)
+    return StandInType("deque", (_REAL_DEQUE,), methods)
 
 
 def _reduced(deque: Any) -> tuple[Any, ...]:
@@ -111,7 +90,7 @@ def _reduced(deque: Any) -> tuple[Any, ...]:
 
 
 def _reduce_ex(self: Any, protocol: Any) -> Any:
-    return _reduced(self) if "_orders" in vars(type(self)) else _REAL_DEQUE.__reduce_ex__(self, protocol)
+    return _reduced(self) if "_stands_for" in vars(type(self)) else _REAL_DEQUE.__reduce_ex__(self, protocol)
 
 
 def _state(self: Any) -> Any:
@@ -161,9 +140,9 @@ class _Channels:
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
-        self._sends: dict[int, _Token] = {}
-        self._receives: dict[int, _Token] = {}
-        """Channels by the descriptors of their two ends."""
+        self._sends: dict[int, tuple[_Token, int]] = {}
+        self._receives: dict[int, tuple[_Token, int]] = {}
+        """Channels by the descriptors of their two ends, each with its inode: closed descriptors are used again."""
 
     def install(self, patches: Patches) -> None:
         for name in ("pipe", "pipe2"):
@@ -184,7 +163,9 @@ class _Channels:
                 patches.wrap(owner, name, partial(self._received, number))
 
     def _join(self, sends: int, receives: int) -> None:
-        self._sends[sends] = self._receives[receives] = _Token()
+        token = _Token()
+        self._sends[sends] = token, _inode(sends)
+        self._receives[receives] = token, _inode(receives)
 
     def _piped(self, original: Any, *args: Any) -> Any:
         ends = original(*args)
@@ -199,17 +180,34 @@ class _Channels:
         return ends
 
     def _sent(self, number: Callable[[Any], int], original: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
-        token = self._sends.get(number(end))
+        token = _found(self._sends, number(end))
         if token is not None:
             self._orders.release(token)
         return original(end, *args, **kwargs)
 
     def _received(self, number: Callable[[Any], int], original: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _found(self._receives, number(end))
         received = original(end, *args, **kwargs)
-        token = self._receives.get(number(end)) if received else None
-        if token is not None:
+        if token is not None and received:
             self._orders.acquire(token)
         return received
+
+
+def _found(ends: dict[int, tuple[_Token, int]], number: int) -> _Token | None:
+    """Return the token of a channel's end, and forget an end whose descriptor belongs to another file."""
+    token, inode = ends.get(number, (None, 0))
+    if token is not None and inode != _inode(number):
+        ends.pop(number, None)
+        return None
+    return token
+
+
+def _inode(number: int) -> int:
+    """Return which file a descriptor belongs to, or 0 if it is closed."""
+    try:
+        return os.fstat(number).st_ino
+    except OSError:
+        return 0
 
 
 # zmq.

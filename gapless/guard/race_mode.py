@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -72,11 +71,11 @@ def _watched(
 
 def _quietly(checker: RaceChecker, plan: OperatorPlan, run: RunOp, args: Sequence[Any], kwargs: Any) -> Any:
     """Report with function modes off: asking a tensor for its address must not pass through one."""
-    with torch._C.DisableTorchFunction():
+    with marks.FunctionsOff():
         site, actor = checker.saw(plan, args, kwargs)
     result = run(plan.op, args, kwargs)
     if checker.follows_results:
-        with torch._C.DisableTorchFunction():
+        with marks.FunctionsOff():
             checker.ran(plan, args, kwargs, result, site, actor)
     return result
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import marks
 from .patches import Patches
 from .race_arrays import WatchedArray, arrays_in, plain, read, views_or_read, watched
 from .race_checker import RaceChecker
@@ -26,6 +27,10 @@ _STORAGES = {
     "__setitem__": WRITE, "fill_": WRITE, "byteswap": WRITE, "_set_from_file": WRITE,
 }  # fmt: skip
 """Methods of storages with the access of each; the others use these, or ask."""
+_MAKERS = (
+    "array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer", "from_dlpack", "require",
+)  # fmt: skip
+"""Functions of numpy that make an array of another, or of what gives out its memory."""
 _FRAMES_OF_A_COPY = 24
 """The frames between `copy.copy` and the reduction that it asks of a tensor, with room."""
 
@@ -43,9 +48,8 @@ def install(checker: RaceChecker, patches: Patches) -> None:
         patches.wrap(torch.UntypedStorage, name, partial(_storage_used, checker, kind))
     patches.wrap(torch.UntypedStorage, "copy_", partial(_storage_copied, checker))
     patches.stand_in(torch, "frombuffer", _tensor_over)
-    for name in ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer"):
+    for name in _MAKERS:
         patches.wrap(np, name, partial(_array_of, checker))
-    patches.wrap(np, "from_dlpack", partial(_array_over, checker))
     patches.wrap(np.ctypeslib, "as_array", partial(_array_at, checker))
 
 
@@ -63,12 +67,12 @@ def _is_pinned(checker: RaceChecker, value: Any) -> bool:
     """Return whether a value is a tensor in pinned memory."""
     if not isinstance(value, Tensor):
         return False
-    with torch._C.DisableTorchFunction():
+    with marks.FunctionsOff():
         return checker.everything and checker.cuda is not None and checker.cuda.is_pinned(value)
 
 
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunction():
+    with marks.FunctionsOff():
         if tensor.device.type == "cpu" and not (args and _copied_by_reference()):
             with checker.cuda.reading(tensor) if checker.cuda is not None else nullcontext():
                 checker.reach(tensor, READ)
@@ -87,7 +91,7 @@ def _copied_by_reference() -> bool:
 
 def _mapped(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any) -> Any:
     """Replace `apply_` and `map_`, which change each element by a function of Python's."""
-    with torch._C.DisableTorchFunction():
+    with marks.FunctionsOff():
         for other in args:
             if isinstance(other, Tensor):
                 checker.reach(other, READ)
@@ -112,10 +116,10 @@ def _storage_copied(checker: RaceChecker, original: Any, storage: Any, source: A
 def _reach_storage(checker: RaceChecker, storage: Any, kind: int) -> None:
     """Note an access to a storage of pinned memory."""
     storage = getattr(storage, "_untyped_storage", storage)
-    if storage.device.type != "cpu" or not checker.active:
+    if marks.place_of(storage).type != "cpu" or not checker.active:
         return
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    whole = marks.whole(storage)
+    with marks.FunctionsOff():
         if _is_pinned(checker, whole):
             checker.reach(whole, kind)
 
@@ -128,21 +132,18 @@ def _tensor_over(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
 
-def _array_of(checker: RaceChecker, original: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _array_of(checker: RaceChecker, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `numpy.array` and its like: a view of watched memory is watched, a copy has read it."""
-    if _is_pinned(checker, value):
-        value = value.detach().numpy()
+    if not args:
+        return original(**kwargs)
+    value, *others = args
+    if _is_pinned(checker, value) and not value.requires_grad:
+        value = value.numpy()
     if isinstance(value, WatchedArray):
-        return views_or_read(value, original(plain(value), *args, **kwargs))
+        return views_or_read(value, original(plain(value), *others, **kwargs))
     if type(value) in (list, tuple) and value and isinstance(value[0], WatchedArray):
         read(arrays_in(value))
-    return original(*(() if value is None else (value,)), *args, **kwargs)
-
-
-def _array_over(checker: RaceChecker, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace `numpy.from_dlpack`."""
-    made = original(source, *args, **kwargs)
-    return watched(made, partial(checker.reach_part, source)) if _is_pinned(checker, source) else made
+    return original(value, *others, **kwargs)
 
 
 def _array_at(checker: RaceChecker, original: Any, *args: Any, **kwargs: Any) -> Any:

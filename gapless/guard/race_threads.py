@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from . import forks, race_handovers, threads
-from .patches import Patches
+from .patches import Patches, StandInType
 from .race_checker import RaceChecker
 from .race_mode import mode
 
@@ -32,9 +32,9 @@ class ThreadWatch:
             patches.wrap(owner, name, partial(self._releasing, key))
         for owner, name, key in _ACQUIRING:
             patches.wrap(owner, name, partial(self._acquiring, key))
-        patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
-        patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
-        patches.put(queue, "SimpleQueue", lambda: _Queue(self))
+        for module, name, base, real in _MADE_MEANWHILE:
+            members = {"_watch": self, "_stands_for": real, "__module__": module.__name__}
+            patches.put(module, name, StandInType(name, (base,), members))
         race_handovers.install(self, patches)
 
     def release(self, key: object) -> None:
@@ -99,9 +99,13 @@ _REAL_RLOCK: Any = threading.RLock
 class _Lock:
     """A lock whose release comes before its next acquisition."""
 
-    def __init__(self, watch: ThreadWatch, real: Any) -> None:
-        self._watch = watch
-        self._real = real
+    _watch: ThreadWatch
+    _make: Any = staticmethod(_REAL_LOCK)
+    __class__: Any = property(lambda lock: type(lock._real))
+    """The real class, of which this is an instance too."""
+
+    def __init__(self) -> None:
+        self._real = self._make()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         taken = bool(self._real.acquire(blocking, timeout))
@@ -116,6 +120,9 @@ class _Lock:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._real.__reduce_ex__(protocol)
+
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -125,6 +132,8 @@ class _Lock:
 
 class _RLock(_Lock):
     """A re-entrant lock, with what a condition asks of it."""
+
+    _make = staticmethod(_REAL_RLOCK)
 
     def _release_save(self) -> Any:
         self._watch.release(self)
@@ -140,11 +149,6 @@ class _Queue(queue.SimpleQueue[Any]):
 
     _watch: ThreadWatch
 
-    def __new__(cls, watch: ThreadWatch) -> _Queue:
-        self = super().__new__(cls)
-        self._watch = watch
-        return self
-
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         self._watch.release(self)
         super().put(item, block, timeout)
@@ -159,3 +163,11 @@ class _Queue(queue.SimpleQueue[Any]):
 
     def get_nowait(self) -> Any:
         return self.get(False)
+
+
+_MADE_MEANWHILE: tuple[tuple[Any, str, type, type], ...] = (
+    (threading, "Lock", _Lock, type(_REAL_LOCK())),
+    (threading, "RLock", _RLock, type(_REAL_RLOCK())),
+    (queue, "SimpleQueue", _Queue, queue.SimpleQueue),
+)
+"""Classes of modules, each with the one that stands for it and with the type of its real instances."""

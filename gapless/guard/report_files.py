@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from .report import CountedFinding
+from .sites import root
 from .sync_rules import RULES
 
 _SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -54,26 +54,30 @@ def _entry(entry: CountedFinding) -> dict[str, Any]:
 def check_files(options: argparse.Namespace) -> Base | None:
     """Check that reports could be written, before there are any; returns the report to compare with. Raises ValueError.
 
-    The path `-` is no file.
+    The options' paths are absolute from then on, since a program may change its directory. The path `-` is no file.
     """
-    for flag, path in (("--json", options.json), ("--sarif", options.sarif)):
-        file = Path(path or "-")
-        if path not in (None, "-") and (file.is_dir() or not file.parent.is_dir()):
-            raise ValueError(f"{flag} {path}: give a file in a folder that is there")
+    root.cache_clear()
+    for name in ("json", "sarif"):
+        path = getattr(options, name)
+        if path not in (None, "-"):
+            file = root() / path
+            if file.is_dir() or not file.parent.is_dir():
+                raise ValueError(f"--{name} {path}: give a file in a folder that is there")
+            setattr(options, name, str(file))
     return Base(options.diff) if options.diff else None
 
 
 def sarif_log(report: dict[str, Any]) -> dict[str, Any]:
     """Return the log of a report of `as_dict`. Allowed findings are in it as suppressed ones.
 
-    Files below the working directory are named relative to it, as code hosts want them.
+    Files below the root are named relative to it, as code hosts want them.
     """
     entries = [*report["findings"], *report["allowed"], *report.get("known", ())]
     rules = sorted({entry["rule"] for entry in entries})
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "gapless san", "rules": [_rule(name) for name in rules]}},
         "columnKind": "unicodeCodePoints",
-        "originalUriBaseIds": {_ROOT: {"uri": Path.cwd().as_uri() + "/"}},
+        "originalUriBaseIds": {_ROOT: {"uri": root().as_uri() + "/"}},
         "results": [_result(entry, rules.index(entry["rule"])) for entry in entries],
     }
     if "known" in report:
@@ -123,22 +127,24 @@ def _location(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def _artifact(file: str) -> dict[str, Any]:
-    path = Path(file).absolute()
-    root = Path.cwd()
-    if path.is_relative_to(root):
-        return {"uri": path.as_uri().removeprefix(root.as_uri() + "/"), "uriBaseId": _ROOT}
+    path = root() / file
+    if path.is_relative_to(root()):
+        return {"uri": path.as_uri().removeprefix(root().as_uri() + "/"), "uriBaseId": _ROOT}
     return {"uri": path.as_uri()}
 
 
 def write_files(report: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write a report where a path is given; `-` is standard output."""
+    """Write a report where a path is given; `-` is standard output. Raises ValueError where that cannot be done."""
     for path, content in ((options.json, report), (options.sarif, sarif_log(report) if options.sarif else None)):
         if path:
             text = json.dumps(content, indent=2) + "\n"
-            if path == "-":
-                sys.stdout.write(text)
-            else:
-                Path(path).write_text(text, encoding="utf-8")
+            try:
+                if path == "-":
+                    print(text, end="", flush=True)
+                else:
+                    Path(path).write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"the report cannot be written to {path}: {error.strerror}") from error
 
 
 class Base:

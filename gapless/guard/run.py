@@ -1,8 +1,8 @@
 """Runs a Python program under the detectors: `python -m gapless.guard.run [options] program.py args`.
 
 `gapless san -- python program.py args` starts this. The report goes to stderr after the program has ended. The exit
-code is the program's own where that is not 0, else 1 when something was found, 3 when there was nothing to watch, and
-0 when what was watched is clean.
+code is the program's own where that is not 0, else 1 when something was found, 3 when there was nothing to watch or
+child processes ended without a report, and 0 when what was watched is clean.
 """
 
 from __future__ import annotations
@@ -85,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+    def report(end: End) -> int:
+        entries = apply(detectors.findings(), suppressions)
+        tell_unused(suppressions)
+        return _report(options, detectors, entries, base, end)
+
+    detectors.report = lambda code, wrong: report(End(code, wrong))
     before = set(threading.enumerate())
     try:
         with detectors:
@@ -96,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if detectors.is_child:
         return end.code  # the program forked, and this is not the process that reports
     sys.stdout.flush()
-    tell_unused(suppressions)
-    return _report(options, detectors, apply(detectors.findings(), suppressions), base, end)
+    return report(end)
 
 
 def _report(
@@ -106,18 +112,25 @@ def _report(
     """Show and write the findings; returns the exit code."""
     entries, known = base.split(entries) if base else (entries, None)
     found = any(entry.excuse is None for entry in entries)
-    unwatched = detectors.saw_nothing and not found
+    lost = detectors.watched.lost
+    unwatched = detectors.saw_nothing and not found and not lost
     body, _, summary = as_text(entries).rpartition("\n")
-    parts = [f"incomplete: {end.raised}"] if end.raised else []
+    without = f"{lost} child process{'es' * (lost > 1)} ended without a report" if lost else ""
+    incomplete = "; ".join(filter(None, (end.raised, without)))
+    parts = [f"incomplete: {incomplete}"] if incomplete else []
     parts.append(UNWATCHED if unwatched else summary)
     if base and known is not None:
         parts.append(f"{len(known)} sites known from {options.diff}, {base.gone(known)} of its sites gone")
     print(f"{body}\n" * bool(body) + f"gapless san: {detectors.watched.text()}", file=sys.stderr)
     print(f"gapless san: {'; '.join(parts)}", file=sys.stderr)
-    about = {"program": [options.program, *options.args], "exit_code": end.code, "incomplete": end.raised}
+    about = {"program": [options.program, *options.args], "exit_code": end.code, "incomplete": incomplete}
     report = {**about, "watched": asdict(detectors.watched), **as_dict(entries, known)}
-    write_files(report, options)
-    return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched else 0)
+    try:
+        write_files(report, options)
+    except ValueError as error:
+        print(f"gapless san: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched or lost else 0)
 
 
 def follow(options: str) -> int:
@@ -229,13 +242,23 @@ def _join_threads(before: set[threading.Thread]) -> End | None:
 
     Returns the program's end if that is interrupted: then the report comes at once, and Python itself waits on.
     """
+    threads = set(threading.enumerate()) - before
     try:
-        for thread in set(threading.enumerate()) - before:
+        _end_executors(threads)
+        for thread in threads:
             if not thread.daemon:
                 thread.join()
     except KeyboardInterrupt:
         return INTERRUPTED
     return None
+
+
+def _end_executors(threads: set[threading.Thread]) -> None:
+    """Have executors that run on these threads finish their work and end, as they do at Python's end."""
+    for name, table in (("process", "_threads_wakeups"), ("thread", "_threads_queues")):
+        module = sys.modules.get(f"concurrent.futures.{name}")
+        if module is not None and any(thread in getattr(module, table) for thread in threads):
+            module._python_exit()
 
 
 if __name__ == "__main__":

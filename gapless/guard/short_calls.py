@@ -52,7 +52,7 @@ class Short(NamedTuple):
     """A call that may go the short way."""
 
     run: Callable[[Short, SyncOps, Any, tuple[Any, ...], dict[str, Any] | None], Any]
-    """Runs it, or returns LONG."""
+    """Runs it, or returns LONG_WAY."""
     tensors: tuple[int, ...] = ()
     """Positions for tensors; a tensor in a number's position makes it wait."""
     most: int = 8

@@ -48,7 +48,7 @@ class Frame(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`file:line`, relative to the working directory if it is below that."""
+        """`file:line`, relative to the root if it is below that."""
         return f"{shown(self.file)}:{self.line}"
 
     @property
@@ -185,13 +185,22 @@ def torchs_caller() -> str:
     return name
 
 
+@lru_cache(maxsize=1)
+def root() -> Path:
+    """Return the directory that files are named from: the working directory at the first call.
+
+    A program may change to another one. The runners forget the directory at their start.
+    """
+    return Path.cwd()
+
+
 def shown(file: str) -> str:
-    """Return a file's name as a person would write it in this directory; that of a library without its folder."""
+    """Return a file's name as a person would write it in the root; that of a library without its folder."""
     for folder in _PACKAGE_FOLDERS:
         if folder in file:
             return file.rpartition(folder)[2]
     try:
-        return Path(file).relative_to(Path.cwd()).as_posix()
+        return Path(file).relative_to(root()).as_posix()
     except ValueError:
         return file
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -98,6 +99,35 @@ def tell_unused(suppressions: Iterable[Suppression]) -> None:
 
 
 def comment_at(site: Frame) -> str | None:
-    """The reason given in this line, or None."""
-    found = _COMMENT.search(linecache.getline(site.file, site.line))
+    """The reason given in this line, or in the last one of its statement, or None."""
+    lines = linecache.getlines(site.file)
+    known = _LAST_LINES.get(site.file)
+    if known is None or known[0] is not lines:
+        known = _LAST_LINES[site.file] = lines, _last_lines(lines)
+    return _reason(site.file, site.line) or _reason(site.file, known[1].get(site.line, site.line))
+
+
+def _reason(file: str, line: int) -> str | None:
+    found = _COMMENT.search(linecache.getline(file, line))
     return (found["reason"].strip() or None) if found else None
+
+
+def _last_lines(lines: list[str]) -> dict[int, int]:
+    """Return the last line of a statement for each of its lines, if there are several; heads are statements too."""
+    last: dict[int, int] = {}
+    first = 0
+    try:
+        for token in tokenize.generate_tokens(iter(lines).__next__):
+            if token.type == tokenize.NEWLINE:
+                last.update(dict.fromkeys(range(first, token.start[0]), token.start[0]))
+                first = 0
+            elif token.type not in _BETWEEN_STATEMENTS:
+                first = first or token.start[0]
+    except (tokenize.TokenError, SyntaxError):
+        pass  # what is no Python has no statements
+    return last
+
+
+_LAST_LINES: dict[str, tuple[list[str], dict[int, int]]] = {}
+"""Last lines of statements by file, each with the text that they were found in."""
+_BETWEEN_STATEMENTS = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from . import callbacks, marks, operators, sync_cuda
 from .patches import holding
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
-from .watch import Mode, Scope, ThreadState, current, local
+from .watch import ALLOWANCES, Allowance, Mode, Scope, ThreadState, current, local
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,6 +121,10 @@ def allow(reason: str) -> Iterator[None]:
     """
     if not reason.strip():
         raise ValueError("allow() needs a reason: say why the host may wait here")
-    watch = current()
-    with nullcontext() if watch is None else holding(watch, allowed=reason):
+    allowance = Allowance(reason, current())
+    ALLOWANCES.set((*[other for other in ALLOWANCES.get() if other.watch is not None], allowance))
+    try:
         yield
+    finally:
+        # By the section itself: a generator may be closed in another context than the one that it was opened in.
+        allowance.watch = None

@@ -295,7 +295,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator that no function of torch has called, as the backward's: function modes are on."""
         try:
             # Asking a tensor for its storage must not pass through one.
-            with torch._C.DisableTorchFunction():
+            with marks.FunctionsOff():
                 return self._seen(func, args, kwargs)
         except RuntimeError as error:
             refusal = None if self._watch.real else refusal_of(error, str(func))

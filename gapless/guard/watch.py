@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +62,22 @@ class TorchCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
+@dataclass(eq=False)
+class Allowance:
+    """A section in which a thread may wait."""
+
+    reason: str
+    watch: ThreadState | None
+    """The thread's state, until the section ends."""
+
+
+ALLOWANCES: ContextVar[tuple[Allowance, ...]] = ContextVar("ALLOWANCES", default=())
+"""The sections around this point of the program, the outermost first; ended ones may be among them.
+
+A task has its own and takes over its maker's, which end there as well.
+"""
+
+
 class ThreadState:
     """One thread's state while it is inside regions."""
 
@@ -70,8 +87,6 @@ class ThreadState:
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
-        self.allowed: str | None = None
-        """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
         self.calls: Any = None
         """The function mode of this thread's regions."""
@@ -118,6 +133,11 @@ class ThreadState:
                 return True  # without a GPU: it has no memory of its own
         return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
 
+    @property
+    def allowed(self) -> str | None:
+        """The reason of the innermost `allow`."""
+        return next((one.reason for one in reversed(ALLOWANCES.get()) if one.watch is self), None)
+
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
         """Report a finding at the user's line; raises SyncError if the region is set to raise."""
         if self.quiet:
@@ -157,25 +177,44 @@ class ThreadState:
         finally:
             self.quiet, self.to_host = quiet, host
 
-    @contextmanager
-    def called_back(self) -> Iterator[None]:
+    def called_back(self) -> AbstractContextManager[None]:
         """Watch code that torch calls from inside a call as if the program itself had called it.
 
         A function mode is off while its own handler runs, and so it is in all that the handler calls.
         """
-        with ExitStack() as stack:
-            within = self.call or self.within
-            stack.enter_context(holding(self, call=None, within=within, to_host=False, to_device=False))
-            if _are_functions_off():
-                stack.enter_context(_EnableTorchFunction())
-            # On already in what torch calls back from inside the backward of another call.
-            if self.calls not in _function_modes():
-                stack.enter_context(self.calls)
-            yield
+        return _CalledBack(self)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place new tensors that are made from no other tensor on the emulated device."""
         return holding(self, to_device=True)
+
+
+class _CalledBack:
+    """The context of `called_back`; written out, since each call of an overriding class comes here."""
+
+    def __init__(self, watch: ThreadState) -> None:
+        self._watch = watch
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        watch = self._watch
+        self._before = watch.call, watch.within, watch.to_host, watch.to_device
+        watch.call, watch.within, watch.to_host, watch.to_device = None, watch.call or watch.within, False, False
+        if _are_functions_off():
+            self._enter(_EnableTorchFunction())
+        # On already in what torch calls back from inside the backward of another call.
+        if watch.calls not in _function_modes():
+            self._enter(watch.calls)
+
+    def _enter(self, context: Any) -> None:
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *error: object) -> None:
+        while self._entered:
+            self._entered.pop().__exit__(*error)
+        watch = self._watch
+        watch.call, watch.within, watch.to_host, watch.to_device = self._before
 
 
 REPORT_SINKS: list[SyncReport] = []

@@ -55,7 +55,7 @@ class Watched:
     children: int = 0
     """Watched child processes; the counts above include theirs."""
     lost: int = 0
-    """Child processes that were watched and killed, so that their findings are not known."""
+    """Child processes that were watched and left no report, so that their findings are not known."""
 
     def text(self) -> str:
         """Return one line for people."""
@@ -65,11 +65,11 @@ class Watched:
         ]  # fmt: skip
         text = f"watched {', '.join(kinds)}"
         processes = _number(self.processes, "process", "processes")
-        if self.children:
-            text += f"; of {processes} started by it {self.children} watched"
+        if self.children or self.lost:
+            text += f"; of {processes} started by it {self.children} watched, {self.lost} lost"
         elif self.processes:
             text += f"; {processes} started by it, not watched"
-        return text + (f", {self.lost} lost with their findings" if self.lost else "")
+        return text
 
     def with_children(self, children: list[dict[str, int]], lost: int) -> Watched:
         """Return the sum with what child processes watched; of `lost` others that is not known."""

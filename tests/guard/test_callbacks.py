@@ -283,6 +283,33 @@ def overriding_class_alone(body: Body) -> None:
     assert (x + 1).is_cuda
 
 
+@pytest.mark.parametrize("name", ["DisableTorchFunction", "DisableTorchFunctionSubclass"])
+def test_what_switches_overrides_off_is_still_an_instance_of_its_class(name):
+    with Detectors(["sync", "race"], emulate_cuda=True):
+        off = getattr(torch._C, name)()
+        assert isinstance(off, torch._C.DisableTorchFunction) and isinstance(off, getattr(torch._C, name))
+        assert not isinstance(None, torch._C.DisableTorchFunction)
+        with off:
+            assert torch.ones(2, device="cuda").is_cuda
+
+
+def test_the_guard_switches_functions_off_by_torchs_own_class(monkeypatch):
+    callers = []
+
+    def counted():
+        callers.append(sys._getframe(1).f_globals["__name__"])
+        return real()
+
+    real = torch._C.DisableTorchFunction
+    with Detectors(["sync", "race"], emulate_cuda=True):
+        monkeypatch.setattr(torch._C, "DisableTorchFunction", counted)
+        overriding_class(lambda t: t * 2)
+        leaf().sum().backward()
+        torch.ones(4, pin_memory=True).numpy().sum()
+        monkeypatch.undo()
+    assert not [name for name in callers if name.startswith("gapless.")]
+
+
 def overriding_object(body: Body) -> None:
     class Box:
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -36,6 +36,19 @@ def checked(program) -> list[tuple[str, int]]:
     return [(entry.finding.rule, entry.finding.user.line - first) for entry in detectors.findings()]
 
 
+@pytest.mark.usefixtures("region")
+def test_texts_of_emulated_tensors_end_with_their_device():
+    x, host = torch.ones(2, device="cuda", requires_grad=True), torch.ones(2)
+    assert repr(x) == "tensor([1., 1.], device='cuda:0', requires_grad=True)"
+    assert str(x.detach().half()) == "tensor([1., 1.], device='cuda:0', dtype=torch.float16)"
+    assert f"{torch.nn.Parameter(x)}".endswith("\ntensor([1., 1.], device='cuda:0', requires_grad=True)")
+    assert repr(x[:0].detach().reshape(0, 2)) == "tensor([], device='cuda:0', size=(0, 2))"
+    assert repr([host, x.detach()]) == "[tensor([1., 1.]), tensor([1., 1.], device='cuda:0')]"
+    assert repr(x.detach().cpu()) == "tensor([1., 1.])" and f"{x.sum()}" == "2.0"
+    nested = torch.nested.nested_tensor([x.detach(), x.detach()])
+    assert repr(nested).count("device='cuda:0'") == 3
+
+
 def test_a_replay_does_again_what_was_captured():
     def program():
         x, total = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")

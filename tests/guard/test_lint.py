@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gapless.cli.main import main
+from gapless.guard.child_commands import with_python
 from gapless.guard.lint import lint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,6 +222,37 @@ def test_the_lint_command_exits_by_its_findings(tmp_path, capsys, monkeypatch):
     assert main(["san", "--lint", "."]) == 0
 
 
+def test_files_of_others_and_bad_files_do_not_stop_the_lint_of_a_folder(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad = "import torch\ntorch.cuda.synchronize()\n"
+    for folder in (".hidden", "build", "node_modules/a", "env/lib", "lib/site-packages"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "others.py").write_text(bad)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("")
+    (tmp_path / "lib" / "mark.py").write_bytes(b"\xef\xbb\xbf" + bad.encode())
+    (tmp_path / "lib" / "old.py").write_bytes(b"# coding: latin-1\n# \xe9\n" + bad.encode())
+    (tmp_path / "lib" / "template.py").write_text("{{ cookiecutter }\n")
+    (tmp_path / "lib" / "bytes.py").write_bytes(b"\0")
+    (tmp_path / "lib" / "lost.py").symlink_to("nowhere")
+    assert main(["san", "--lint", ".", "--json", "-"]) == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)["findings"]
+    assert [(Path(one["file"]).name, one["line"]) for one in found] == [("mark.py", 2), ("old.py", 4)]
+    names = [line.split(":")[2].strip() for line in said.err.splitlines()]
+    assert names == ["lib/bytes.py", "lib/lost.py", "lib/template.py"] and "template.py:1: not Python" in said.err
+    assert main(["san", "--lint", "lib/template.py"]) == 2
+    assert main(["san", "--lint", ".hidden"]) == 1
+
+
+def test_a_script_that_asks_env_for_python_is_a_python_program(tmp_path):
+    script = tmp_path / "serve"
+    for line in ("env python", "env python3.12", "env bash", "python-config"):
+        script.write_text(f"#!/usr/bin/{line}\n")
+        script.chmod(0o755)
+        expected = [line.split()[1], str(script), "x"] if "env p" in line else [str(script), "x"]
+        assert with_python([str(script), "x"]) == expected
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -231,6 +263,8 @@ def test_the_lint_command_exits_by_its_findings(tmp_path, capsys, monkeypatch):
         (["--lint", "fine.py", "--suppressions", "nofile"], "nofile: cannot be read"),
         (["--lint", "fine.py", "--", "python", "x.py"], "one of them at a time"),
         ([], "say what to run"),
+        (["--", "torchrunn", "x.py"], "torchrunn is not found"),
+        (["--", "./nope"], "./nope is not found"),
         (["--", "ls"], "san runs Python programs, got 'ls'"),
         (["--", "python", "-c", "pass"], "-c and standard input are not run"),
         (["--", "python"], "needs a program"),

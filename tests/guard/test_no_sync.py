@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import gc
 import subprocess
 import sys
@@ -78,6 +80,68 @@ def test_allow_ends_with_its_block(t):
         with pytest.raises(guard.SyncError):
             t.tolist()
     assert len(region.report.findings) == 1
+
+
+def test_overlapping_sections_of_coroutines_end_with_themselves(t):
+    async def section(seconds):
+        with guard.allow("open here"):
+            await asyncio.sleep(seconds)
+
+    async def both():
+        await asyncio.gather(section(0), section(0.02))
+
+    with guard.no_sync(mode="record") as region:
+        asyncio.run(both())
+        t.tolist()
+    assert [entry.excuse for entry in region.report.entries()] == [None]
+
+
+def test_a_section_is_open_in_its_task_and_in_tasks_made_inside_while_it_lasts(t):
+    async def reads(when):
+        await when.wait()
+        t.tolist()
+
+    def elsewhere():
+        with region:
+            t.numpy()
+
+    async def waits(begun, go, ended):
+        with guard.allow("inside"):
+            begun.set()
+            await go.wait()
+            await asyncio.create_task(reads(go))
+            await asyncio.to_thread(elsewhere)
+            later = asyncio.create_task(reads(ended))
+        ended.set()
+        await later
+
+    async def main():
+        begun, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(waits(begun, go, ended))
+        await begun.wait()
+        t.sum().item()  # while the section of the other task is open
+        go.set()
+        await task
+
+    with guard.no_sync(mode="record") as region:
+        asyncio.run(main())
+    found = [(entry.finding.what.rpartition(".")[2], entry.excuse) for entry in region.report.entries()]
+    assert found == [("item", None), ("tolist", "inside"), ("numpy", None), ("tolist", None)]
+
+
+def test_sections_of_generators_end_in_any_order_and_in_any_context(t):
+    def section(reason):
+        with guard.allow(reason):
+            yield
+
+    with guard.no_sync(mode="record") as region:
+        first, second = section("first"), section("second")
+        next(first), next(second)
+        first.close()
+        t.tolist()
+        contextvars.copy_context().run(second.close)
+        t.cpu()
+    assert [entry.excuse for entry in region.report.entries()] == ["second", None]
 
 
 def test_a_comment_allows_its_line(t):

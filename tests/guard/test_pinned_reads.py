@@ -98,12 +98,16 @@ READS: dict[str, Way] = {
     "numpy.asarray": lambda t, v: np.asarray(v) + 1,
     "numpy.asarray of a tensor": lambda t, v: np.asarray(t).sum(),
     "numpy.asarray to another type": lambda t, v: np.asarray(v, np.float64),
+    "numpy.require": lambda t, v: np.require(v, np.float64),
     "numpy.frombuffer": lambda t, v: np.frombuffer(v, np.uint8).sum(),
     "numpy.fromiter": lambda t, v: np.fromiter(v, np.float32),
     "numpy.from_dlpack": lambda t, v: np.from_dlpack(t).sum(),
     "by address": lambda t, v: np.ctypeslib.as_array((ctypes.c_float * 16).from_address(t.data_ptr())),
     "copyto": lambda t, v: np.copyto(np.zeros(16, np.float32), v),
     "view": lambda t, v: v.reshape(4, 4).T[1:3].sum(),
+    "transposed": lambda t, v: v.reshape(4, 4).T.tolist(),
+    "contiguous part of a view": lambda t, v: hashlib.sha256(v[::2][:1]),
+    "transposed twice": lambda t, v: hashlib.sha256(v.reshape(4, 4).T.T),
     "view of bytes": lambda t, v: v.view(np.uint8)[:4].tolist(),
     "function of a view": lambda t, v: np.split(v, 4)[1].sum(),
     # Elements.
@@ -281,6 +285,30 @@ def test_a_question_about_memory_in_flight_is_no_access(name):
         assert rules(ASKS[name], up, waits=False) == []
 
 
+@pytest.mark.parametrize("name", ["array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray"])
+def test_arrays_of_none_and_calls_without_an_array_are_as_numpys(name):
+    def makes(tensor, view):
+        make = getattr(np, name)
+        assert make(None).tolist() in (None, [None])
+        assert make(**{"object" if name == "array" else "a": None}).dtype == object
+        with pytest.raises(TypeError, match="required"):
+            make()
+
+    makes(None, None)
+    assert rules(makes, up=False, waits=True) == []
+
+
+def test_tensors_that_require_gradients_are_refused_as_without_the_guard():
+    def makes(tensor, view):
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match="requires grad"):
+            np.asarray(tensor)
+        with pytest.raises(BufferError, match="require gradient"):
+            np.from_dlpack(tensor)
+
+    assert rules(makes, up=False, waits=True) == []
+
+
 def test_every_method_of_arrays_is_in_the_tables():
     views = {"conj", "conjugate", "diagonal", "getfield", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
     views |= {"view", "setflags", "to_device", "resize"}
@@ -288,15 +316,42 @@ def test_every_method_of_arrays_is_in_the_tables():
     assert public - views <= METHODS.keys() | WRITES.keys()
 
 
-def test_a_refused_buffer_raises_an_error_and_the_array_is_as_before():
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda v: hashlib.sha256(v[::2]),
+        lambda v: hashlib.sha256(v.reshape(4, 4).T),
+        lambda v: io.BytesIO().write(v[::2]),
+    ],
+)
+def test_a_refused_buffer_raises_numpys_error_and_the_array_is_as_before(take):
     detectors = Detectors(["race"], emulate_cuda=True)
     with detectors:
         view = torch.ones(16, pin_memory=True).numpy()
-        # Python 3.11 leaves no way to keep the type of the error.
-        with pytest.raises((ValueError, BufferError, SystemError)):
-            hashlib.sha256(view[::2])
+        with pytest.raises((ValueError, BufferError), match="contiguous"):
+            take(view)
         assert bytes(view[::2]) == np.ones(8, np.float32).tobytes()
     assert detectors.findings() == []
+
+
+def test_memory_that_is_read_only_is_given_out_for_reading_alone(capfd):
+    def uses(tensor, view):
+        view.flags.writeable = False
+        with pytest.raises(TypeError):
+            io.BytesIO(b"1").readinto(view)
+        assert len(memoryview(view)) == len(np.frombuffer(view, np.float32)) == 16
+
+    assert rules(uses, up=True, waits=False) == []
+    assert capfd.readouterr().err == ""
+
+
+def test_a_watched_array_is_named_as_an_array():
+    def names(tensor, view):
+        assert {str(type(one)) for one in (view, view[::2], view.reshape(4, 4).T)} == {"<class 'numpy.ndarray'>"}
+        assert type(view).__qualname__ == "ndarray"
+
+    names(None, np.ones(16))
+    assert rules(names, up=True, waits=False) == []
 
 
 @pytest.mark.process
@@ -315,7 +370,7 @@ def test_buffers_are_given_out_beside_threads_and_garbage_collection():
                 hashlib.sha256(array).digest()
                 try:
                     hashlib.sha256(array[::2])
-                except (ValueError, BufferError, SystemError):
+                except (ValueError, BufferError):
                     pass
                 ring = [array, view]
                 ring.append(ring)

@@ -47,6 +47,32 @@ def races(san_source):
     return found
 
 
+@pytest.mark.usefixtures("no_group_left")
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("'nccl'", "nccl cuda:nccl"), ("'cpu:gloo,cuda:nccl'", "cpu:gloo,cuda:nccl cpu:gloo,cuda:nccl"),
+        ("None", "undefined cuda:nccl"), ("device_id=torch.device('cuda', 0)", "nccl cuda:nccl"),
+    ],
+)  # fmt: skip
+def test_groups_name_the_backend_that_they_were_made_with(san_source, backend, names):
+    _, report, said = san_source(
+        BEGIN.replace('"nccl"', backend)
+        + """
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh, named = init_device_mesh("cuda", (1,)).get_group(), dist.new_group([0], backend="gloo")
+    for one in (None, dist.group.WORLD, dist.new_group([0]), mesh, named):
+        print(dist.get_backend(one), dist.get_backend_config(group=one))
+        dist.all_reduce(x, group=one)
+    """,
+        *FLAGS,
+    )
+    assert not report["incomplete"], said.err
+    lines = said.out.splitlines()
+    assert set(lines[:4]) == {names}, said.out
+    assert lines[4].split()[0] == "gloo"
+
+
 STARTS = {
     "all_reduce": ("dist.all_reduce(x, async_op=True)", "x"),
     "reduce": ("dist.reduce(x, 0, async_op=True)", "x"),

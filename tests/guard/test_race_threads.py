@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -388,6 +389,42 @@ def test_a_class_may_be_a_deque_and_have_attributes():
     assert twin == recent and vars(twin) == {"note": "seen"}
     with pytest.raises(TypeError, match="unhashable"):
         hash(recent)
+
+
+def test_locks_and_simple_queues_stay_classes_for_annotations_and_checks():
+    before = [threading.Lock(), threading.RLock(), queue.SimpleQueue()]
+    with no_race("record"):
+        kinds = [threading.Lock, threading.RLock, queue.SimpleQueue]
+        for kind, old in zip(kinds, before, strict=True):
+            made = kind()
+            assert [one for one in kinds if isinstance(made, one)] == [kind]
+            assert isinstance(old, kind) and isinstance(made, type(old)) and issubclass(type(made), kind)
+            assert {type(old): 1}[kind] == 1 and kind is not type(old)
+            assert type(None) in typing.get_args(kind | None)
+            for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot pickle"):
+                    copies(made)
+        assert typing.get_args(queue.SimpleQueue[int]) == (int,)
+
+        class Sized(queue.SimpleQueue, abc.ABC):
+            def __init__(self, most: int) -> None:
+                self.most = most
+
+        assert isinstance(Sized(3), queue.SimpleQueue) and not isinstance(queue.SimpleQueue(), Sized)
+    assert before[2].__class__ is queue.SimpleQueue
+
+
+def test_a_descriptor_that_was_a_pipes_orders_nothing_as_another_files():
+    unseen = RealQueue()
+    with no_race("record"):
+        for end in os.pipe():
+            os.close(end)
+        source, drain = os.open("/dev/zero", os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
+        CLOSED_LATER.extend([partial(os.close, source), partial(os.close, drain)])
+        races = Pair().run(
+            lambda: unseen.put(os.write(drain, b"log")), lambda: os.read(source, unseen.get()),
+        )  # fmt: skip
+    assert len(races) == 1
 
 
 def test_after_a_region_hand_overs_are_as_before():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ import torch
 
 from gapless import guard
 from gapless.guard import child_commands, forks
+from gapless.guard.detectors import Detectors
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHS = torch.__file__
@@ -23,16 +25,19 @@ TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 EMULATED = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 
-def checked(folder: Path, source: str) -> tuple[dict, str]:
-    """Run a program in a process of its own; returns the report and what was printed."""
-    program, out = folder / "program.py", folder / "report.json"
+def checked(folder: Path, source: str, code: int | None = None) -> tuple[dict, str]:
+    """Run a program in a process of its own, which leaves no folder; returns the report and what was printed."""
+    program, out, temporary = folder / "program.py", folder / "report.json", folder / "temporary"
+    temporary.mkdir()
     program.write_text(textwrap.dedent(source))
     command = [sys.executable, "-m", "gapless.guard.run", "--device-tensors", "cuda", "--json", str(out)]
     done = subprocess.run(
-        [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=250, check=False,
+        [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert out.exists(), done.stderr
+    assert not list(temporary.glob("gapless-san-*"))
+    assert code is None or done.returncode == code, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout + done.stderr
 
 
@@ -142,7 +147,7 @@ LATE = """
         first = fork.Process(target=slow)
         first.start()
         join = first.join
-        first.join = lambda *seconds: (waited_for.set(), join(*seconds))
+        first.join = lambda *seconds: (print("at most", seconds), waited_for.set(), join(*seconds))
         threading.Thread(target=late, daemon=True).start()
 """
 
@@ -152,6 +157,147 @@ LATE = """
 def test_a_child_that_begins_while_others_are_waited_for_is_not_lost(tmp_path):
     report, out = checked(tmp_path, LATE)
     assert report["watched"]["children"] == 2 and report["watched"]["lost"] == 0, out
+    assert "at most ()" in out, "multiprocessing waits without a limit"
+
+
+HELD = """
+    import multiprocessing, os, subprocess, threading
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+    import torch
+    from torch.utils.data import DataLoader
+
+    def work(n=0):
+        return float(torch.ones(2, device="cuda").sum())
+
+    def serve(begun):
+        work()
+        begun.set()
+        while True:
+            threading.Event().wait(1)
+
+    class Engine:
+        def __init__(self):
+            self.me = self  # never collected
+            fork = multiprocessing.get_context("fork")
+            self.loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
+            self.manager = fork.Manager()
+            self.pool = fork.Pool(1)
+            self.executors = ProcessPoolExecutor(1, mp_context=fork), ThreadPoolExecutor(1)
+            begun = fork.Event()
+            fork.Process(target=serve, args=(begun,), daemon=True).start()
+            begun.wait()
+
+    if __name__ == "__main__":
+        engine = Engine()
+        print(len(list(engine.loader)), engine.pool.apply(work, (1,)))
+        print([executor.submit(work, 1).result() for executor in engine.executors])
+        subprocess.run(["true"], preexec_fn=os.setsid)
+"""
+
+
+@EMULATED
+@pytest.mark.process
+def test_nothing_is_lost_or_waited_for_that_a_program_leaves_to_pythons_end(tmp_path):
+    """Pools, executors, a manager, a daemon and workers of a DataLoader; and a function that runs before a program."""
+    report, out = checked(tmp_path, HELD)
+    assert "8 2.0\n[2.0, 2.0]\n" in out, out
+    assert counted(report) == {("host-size", 8): 4}, out
+    assert report["watched"]["lost"] == 0 and report["incomplete"] == "", out
+    assert report["watched"]["children"] == 6 and "of 7 processes started by it 6 watched, 0 lost" in out
+
+
+UNABLE = """
+    import os, resource, signal
+    import torch
+
+    x = torch.ones(2, device="cuda")
+    killed = os.fork()
+    if killed == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(killed, 0)
+    full = os.fork()
+    if full == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a write fails as on a full disk
+        try:
+            os._exit(7)
+        finally:
+            print("still here")
+    print("ended with", os.waitstatus_to_exitcode(os.waitpid(full, 0)[1]))
+"""
+
+
+@EMULATED
+@pytest.mark.process
+def test_a_run_that_lost_children_is_not_called_clean(tmp_path):
+    report, out = checked(tmp_path, UNABLE, code=3)
+    assert "ended with 7" in out and "still here" not in out and "Traceback" not in out, out
+    assert "of 2 processes started by it 0 watched, 2 lost" in out
+    assert report["incomplete"] == "2 child processes ended without a report", out
+    assert f"incomplete: {report['incomplete']}; 0 reports" in out and "cannot be written: File too large" in out
+
+
+ENDING = """
+    import os, signal, subprocess, sys
+    import torch
+
+    x = torch.ones(2, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.add_(1)
+    x.tolist()
+    def end():
+        END
+    BY
+"""
+OTHER = "os.execvp('true', ['true'])"
+CHILD = (
+    "if len(sys.argv) > 1:\n        end()\n    print(subprocess.run([sys.executable, __file__, 'child']).returncode)"
+)
+TERMINATED = "the program was terminated, and what comes after that was not seen"
+REPLACED = "the program put another one in its place, which was not seen"
+
+
+@EMULATED
+@pytest.mark.process
+@pytest.mark.parametrize(("end", "code", "incomplete"), [
+    ("os._exit(0)", 1, ""), ("os._exit(5)", 5, ""), ("os.kill(os.getpid(), signal.SIGTERM)", 143, TERMINATED),
+    (OTHER, 0, REPLACED),
+])  # fmt: skip
+def test_an_end_at_once_gives_the_report_and_leaves_no_folder(tmp_path, end, code, incomplete):
+    report, out = checked(tmp_path, ENDING.replace("END", end).replace("BY", "end()"), code=code)
+    assert report["incomplete"] == incomplete and out.count("gapless san: watched") == 1, out
+    assert counted(report) == {("host-read", 9): 1, ("race", 8): 1, ("race", 9): 1}, out
+
+
+@EMULATED
+@pytest.mark.process
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), signal.SIGTERM)", -15), (OTHER, 0)])
+def test_a_child_that_ends_at_once_leaves_its_report(tmp_path, end, code):
+    report, out = checked(tmp_path, ENDING.replace("END", end).replace("BY", CHILD), code=1)
+    assert report["watched"]["lost"] == 0 and f"{code}\n" in out, out
+    assert counted(report)["host-read", 9] == 2, out
+
+
+def test_a_program_that_is_not_there_ends_no_process():
+    with Detectors(["sync"]), pytest.raises(FileNotFoundError):
+        os.execvp("no-such-program", ["no-such-program"])
+
+
+def test_a_child_that_begins_after_its_parents_report_runs(tmp_path, capfd):
+    """A process that `subprocess` has started, and one that such a process forks."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Detectors(["sync"], folder=str(tmp_path / "gone")):
+        child = os.fork()
+        if child == 0:
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert signal.getsignal(signal.SIGTERM) == before
+    said = [
+        f"gapless san: process {pid} began after its parent's report, and is not watched"
+        for pid in (os.getpid(), child)
+    ]
+    assert capfd.readouterr().err.splitlines() == said
 
 
 LEAVING = """

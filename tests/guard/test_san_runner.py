@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import tomllib
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 from gapless.guard import run, watch
 from gapless.guard.detectors import DETECTORS, Detectors
 from gapless.guard.emulate import emulated_cuda
+from gapless.guard.lint import lint
 from gapless.guard.report import CountedFinding, Finding
 from gapless.guard.sites import Frame
 from gapless.guard.suppress import apply, parse
@@ -127,6 +129,40 @@ def test_findings_are_suppressed_by_flag_file_and_comment(san, tmp_path):
     assert (code, found) == (0, [])
     assert "0 reports at 0 sites, 3 sites allowed" in out.err
     assert "--suppress: this suppression matched nothing: other.py" in out.err and ".gapless-san:2" not in out.err
+    assert "matched nothing: program.py" not in out.err
+
+
+def test_a_run_and_the_lint_excuse_the_same_statements(san_source, tmp_path):
+    source = """
+        import torch
+        x = torch.ones(8, device="cuda")
+        a = float(
+            x.sum()
+        )  # san: ok(the last line of a statement)
+        b = (
+            x.sum()
+            .item()  # san: ok(the line of the call)
+        )
+        c = (
+            x.sum()  # san: ok(the line of another call)
+            .item()
+        )
+        if x.any() and (
+            True
+        ):  # san: ok(the last line of a head)
+            x.tolist()
+        text = (x.tolist(), '''
+        ''')  # san: ok(after a text of several lines)
+        x.tolist(); d = [
+            "# san: ok(a text)"
+        ]
+    """
+    _, run_report, _ = san_source(source)
+    linted = [(one.finding.site.line, one.excuse) for one in lint([str(tmp_path / "program.py")]).entries()]
+    run_excuses = [(one["line"], one.get("reason")) for name in ("findings", "allowed") for one in run_report[name]]
+    assert sorted(linted, key=str) == sorted(run_excuses, key=str)
+    assert [line for line, excuse in sorted(linted, key=str) if excuse is None] == [13, 18, 21]
+    assert len(linted) == 7
 
 
 @pytest.mark.parametrize(
@@ -142,6 +178,41 @@ def test_wrong_flags_stop_before_the_program(tmp_path, monkeypatch, capsys, flag
     assert run.main([*flags, "program.py"]) == 2
     out = capsys.readouterr()
     assert "gapless san: error:" in out.err and "ran" not in out.out
+
+
+MOVING = """
+    import os, torch
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    torch.zeros(2, device="cuda").tolist()
+"""
+
+
+@pytest.fixture
+def moving(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "program.py").write_text(textwrap.dedent(MOVING))
+
+
+def test_files_are_named_from_the_folder_where_the_run_began(moving, tmp_path, capsys):
+    assert run.main(["--json", "out.json", "--sarif", "out.sarif", "program.py"]) == 1
+    assert "\nprogram.py:5: host-read" in "\n" + capsys.readouterr().err
+    assert len(json.loads((tmp_path / "out.json").read_text())["findings"]) == 1
+    (log,) = json.loads((tmp_path / "out.sarif").read_text())["runs"]
+    assert log["originalUriBaseIds"]["SRCROOT"]["uri"] == tmp_path.as_uri() + "/"
+    assert log["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "program.py"
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(moving, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    with (tmp_path / "program.py").open("a") as program:
+        program.write("os.rmdir('../there')\n")
+    assert run.main(["--json", "there/out.json", "program.py"]) == 2
+    file = tmp_path / "there" / "out.json"
+    end = f"gapless san: error: the report cannot be written to {file}: No such file or directory\n"
+    assert capsys.readouterr().err.endswith(end)
 
 
 @pytest.mark.parametrize(
