@@ -57,3 +57,9 @@ def test_outside_of_regions_torch_is_told_where_the_memory_is():
             x = torch.ones(4, device="cuda")
         assert copy.deepcopy(x).tolist() == [1.0] * 4
     assert "device" not in vars(torch.UntypedStorage)
+
+
+def test_a_copy_to_meta_copies_nothing(region):
+    x, meta = torch.ones(4, device="cuda"), torch.empty(4, device="meta")
+    assert meta.copy_(x).is_meta and meta.copy_(x, non_blocking=True).is_meta
+    assert region.report.findings == []
