@@ -38,6 +38,7 @@ def checked(program) -> list[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("region")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_texts_of_emulated_tensors_end_with_their_device():
     x, host = torch.ones(2, device="cuda", requires_grad=True), torch.ones(2)
     assert repr(x) == "tensor([1., 1.], device='cuda:0', requires_grad=True)"
