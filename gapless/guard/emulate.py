@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from . import emulated_device as device
@@ -128,20 +129,16 @@ def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
     return storage if marks.has(storage) else _place(storage.clone())
 
 
-_place_of: Any = torch._C.StorageBase.device
-
-
 def _storages_device(storage: Any) -> torch.device:
     """Return the emulated device of a storage where a mode can make tensors there: torch makes them by the answer."""
     is_asked = marks.has(storage) and current() is not None and torch._C._len_torch_dispatch_stack()
-    place: torch.device = streams.DEVICE if is_asked else _place_of.__get__(storage)
-    return place
+    return streams.DEVICE if is_asked else marks.place_of(storage)
 
 
 def _cloned(original: Any, storage: Any) -> Any:
     if not marks.has(storage):
         return original(storage)
-    return _place(torch.UntypedStorage(storage.nbytes())).copy_(storage)
+    return _place(type(storage)(storage.nbytes())).copy_(storage)
 
 
 def _set_default(original: Any, device: Any) -> None:
@@ -236,6 +233,16 @@ def _show_devices(patches: Patches) -> None:
     patches.wrap(texts, "_add_suffixes", add)
 
 
+def _trace(original: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `torch.jit.trace`, which can neither be watched nor keep a device that torch does not have."""
+    modules = [*func.parameters(), *func.buffers()] if isinstance(func, torch.nn.Module) else []
+    tensors = (*modules, *tree_leaves((args, kwargs)))
+    if any([isinstance(one, Tensor) and one in marks.DEVICE_TENSORS for one in tensors]):
+        raise refuse("torch.jit.trace of tensors on the device")
+    with _disable_current_modes(), marks.FunctionsOff():
+        return original(func, *args, **kwargs)
+
+
 @contextmanager
 def emulated_cuda(seed: int = 0) -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
@@ -296,6 +303,8 @@ def _install_beside(patches: Patches) -> None:
     patches.put(torch._C, "__getattr__", _of_torch_c)
     patches.put(torch._C, "_scatter", _scattered)
     patches.wrap(torch.export, "export", _export)
+    patches.wrap(torch.jit, "trace", _trace)
+    patches.wrap(torch.jit, "trace_module", _trace)
     patches.wrap(torch._C, "_from_dlpack", _taken)
     patches.wrap(np, "from_dlpack", _to_numpy)
     patches.put(torch, "Stream", streams.EmulatedStream)

@@ -42,7 +42,7 @@ def _reduced(original: Any, storage: Any) -> Any:
 
 
 def _reduced_tensor(original: Any, tensor: Any) -> Any:
-    with _disable_current_modes():  # by which torch is told that the memory is the CPU's
+    with _disable_current_modes():  # so that torch shares it as the CPU's
         return original(tensor)
 
 

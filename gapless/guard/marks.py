@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -130,15 +130,20 @@ PINNED = Marks()
 """Pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
 
-_device_of: Callable[[Any], torch.device] = torch._C.StorageBase.device.__get__
-"""Returns where a storage really is."""
+_STORAGE: Any = torch._C.StorageBase
+
+
+def place_of(storage: Any) -> torch.device:
+    """Return where a storage really is, also while it answers with an emulated device."""
+    place: torch.device = _STORAGE.device.__get__(storage)
+    return place
 
 
 def whole(storage: Any) -> Tensor:
     """Return a tensor of the bytes of a storage, made past all modes."""
     storage = getattr(storage, "_untyped_storage", storage)
     with FunctionsOff(), _DispatchOff():
-        return torch.empty(0, dtype=torch.uint8, device=_device_of(storage)).set_(storage)
+        return torch.empty(0, dtype=torch.uint8, device=place_of(storage)).set_(storage)
 
 
 def has(storage: Any) -> bool:

@@ -37,8 +37,6 @@ class RaceChecker(RaceState):
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
         self.cuda: CudaWatch | None = None
-        self.plans: dict[int, race_ops.OperatorPlan] = {}
-        """Plans of the operators that were seen, by the id of the operator."""
 
     # Calls of users.
 

@@ -23,6 +23,10 @@ _COPIES = {"copy_", "_foreach_copy_", "_to_copy", "_copy_from", "_copy_from_and_
 _COPIES_INTO = {"copy_", "_foreach_copy_"}
 
 
+_MOST_ARGUMENTS = 8
+"""The positions of a higher-order operator that are looked at for tensors."""
+
+
 class Arg(NamedTuple):
     """A tensor argument, or a list of them when `many`."""
 
@@ -56,9 +60,12 @@ class OperatorPlan(NamedTuple):
 
 
 def plan(op: Any) -> OperatorPlan:
-    """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
+    """Make the plan of an operator. A view only computes an address."""
     schema = getattr(op, "_schema", None)
-    if schema is None or _is_view(schema):
+    if schema is None:  # a higher-order operator, which reads its tensors
+        args = tuple(Arg(position, "", READ, False) for position in range(_MOST_ARGUMENTS))
+        return OperatorPlan(op, "", args, False, True, 0, False, None, "")
+    if _is_view(schema):
         return OperatorPlan(op, "", (), True, False, 0, False, None, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)

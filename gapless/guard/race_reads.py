@@ -116,7 +116,7 @@ def _storage_copied(checker: RaceChecker, original: Any, storage: Any, source: A
 def _reach_storage(checker: RaceChecker, storage: Any, kind: int) -> None:
     """Note an access to a storage of pinned memory."""
     storage = getattr(storage, "_untyped_storage", storage)
-    if storage.device.type != "cpu" or not checker.active:
+    if marks.place_of(storage).type != "cpu" or not checker.active:
         return
     whole = marks.whole(storage)
     with marks.FunctionsOff():

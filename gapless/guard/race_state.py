@@ -7,6 +7,7 @@ from typing import Any
 from . import forks
 from .race_agents import OF_GROUP, Actor, Agent, Agents, Launched
 from .race_buffers import Buffer, Checksum, WatchedBuffers
+from .race_ops import OperatorPlan
 from .race_report import REUSE, VERBS, WRITE, Race, RaceError, RaceSide
 from .race_shadow import MemoryAccess
 from .sites import UNKNOWN, Sites
@@ -24,6 +25,8 @@ class RaceState:
         self.agents = Agents(one_thread, self.lock)
         self.sites = Sites(floor)
         self.buffers = WatchedBuffers()
+        self.plans: dict[int, OperatorPlan] = {}
+        """Plans of the operators that were seen, by the id of the operator."""
         self._raises = raises
         self._raised = 0
         self._pairs: set[Any] = set()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import _len_torch_function_stack as _functions_watched
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _pop_mode_temporarily,
+    is_traceable_wrapper_subclass_type,
+)
 
 from . import marks
 from .callbacks import of_dispatch_classes, takes_apart
@@ -227,6 +232,15 @@ class Op(NamedTuple):
     """Held, so that its id stays its own."""
 
 
+_BRANCHING = ("cond", "while_loop")
+"""Higher-order operators whose branches are watched where they are called."""
+
+
+def _higher(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    """Check a higher-order operator: what counts is what its functions do."""
+    return None
+
+
 def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     """Check an operator that is not torch's own: it may take pinned memory, which a GPU's kernels reach."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -243,7 +257,7 @@ def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator, whose arguments are functions and their arguments
-        return Op(_always(""), True, False, False, False, False, func)
+        return Op(_higher, True, False, False, func.name() not in _BRANCHING, True, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = check_of(schema, _OTHER_CHECKS) or check_of(schema)
     plain, foreign = full in _PLAIN, not schema.name.startswith(TORCHS)
@@ -351,10 +365,32 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _inside(self, op: Op, args: Args, kwargs: dict[str, Any]) -> Any:
         """Return what the operator runs, if that is made of operators or is a function of Python; else None."""
         func = op.func
+        if op.check is _higher:
+            return partial(self._with_functions, func)
         if op.check is None:
             return composite(func) or func.decompose
         on_device = _sides(self._watch, args, kwargs)[0] or any(map(_is_place, (*args, *kwargs.values())))
         return bodies(func).choose(func.name(), on_device)
+
+    def _with_functions(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a higher-order operator, which calls its functions past all modes."""
+
+        device, host, _ = _sides(self._watch, args, kwargs)
+
+        def called(function: Callable[..., Any], *given: Any) -> Any:
+            if device and not host:
+                mark(given)  # the operator may have made them, as the indices of scores
+            with self, self._watch.called_back():
+                return function(*given)
+
+        def watched(value: Any) -> Any:
+            return partial(called, value) if callable(value) else value
+
+        with _pop_mode_temporarily():
+            out = func(*map(watched, args), **{name: watched(value) for name, value in kwargs.items()})
+        if device:
+            mark(out)
+        return out
 
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""

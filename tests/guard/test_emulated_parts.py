@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sharpest import sharpest
+from torch._higher_order_ops.scan import scan
 from torch.nn.attention.flex_attention import flex_attention
 
 from gapless import guard
@@ -37,6 +38,7 @@ def checked(program) -> list[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("region")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_texts_of_emulated_tensors_end_with_their_device():
     x, host = torch.ones(2, device="cuda", requires_grad=True), torch.ones(2)
     assert repr(x) == "tensor([1., 1.], device='cuda:0', requires_grad=True)"
@@ -216,3 +218,21 @@ def test_the_gradient_of_flex_attention_is_refused_in_one_sentence():
         x = torch.ones(1, 1, 16, 8, device="cuda", requires_grad=True)
         with pytest.raises(NotImplementedError, match=r"^not emulated: the gradient of torch\.nn"):
             flex_attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_is_refused_for_tensors_on_the_device_alone(region):
+    host = torch.nn.Linear(2, 2)
+    traced = torch.jit.trace(host, torch.ones(1, 2))
+    assert traced(torch.ones(3, 2)).shape == (3, 2)
+    with pytest.raises(NotEmulatedError, match=r"not emulated: torch\.jit\.trace"):
+        torch.jit.trace(torch.nn.Linear(2, 2, device="cuda"), torch.ones(1, 2, device="cuda"))
+
+
+def test_functions_of_a_scan_are_watched(region):
+    def body(carry, row):
+        assert row.is_cuda
+        return carry + row.sum().item(), carry * row
+
+    out = scan(body, torch.zeros(3, device="cuda"), torch.ones(2, 3, device="cuda"))[1]
+    assert out.is_cuda and set(rules(region)) == {"host-size"}

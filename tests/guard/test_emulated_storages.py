@@ -32,7 +32,7 @@ def test_a_storage_is_where_its_tensor_is(region):
     assert region.report.findings == []
 
 
-def test_its_copies_are_where_a_gpu_has_them(region):
+def test_the_copies_of_a_storage_are_where_a_gpu_has_them(region):
     storage = torch.ones(4, device="cuda").untyped_storage()
     assert storage.cuda() is storage and storage.clone().is_cuda and copy.deepcopy(storage).is_cuda
     assert copy.deepcopy(torch.nn.Linear(3, 3, device="cuda")).weight.untyped_storage().is_cuda
@@ -57,3 +57,9 @@ def test_outside_of_regions_torch_is_told_where_the_memory_is():
             x = torch.ones(4, device="cuda")
         assert copy.deepcopy(x).tolist() == [1.0] * 4
     assert "device" not in vars(torch.UntypedStorage)
+
+
+def test_a_copy_to_meta_copies_nothing(region):
+    x, meta = torch.ones(4, device="cuda"), torch.empty(4, device="meta")
+    assert meta.copy_(x).is_meta and meta.copy_(x, non_blocking=True).is_meta
+    assert region.report.findings == []
