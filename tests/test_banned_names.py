@@ -32,11 +32,13 @@ DEVICE = Ban(
 BANS = (
     DEVICE,
     Ban(
-        r"(_?pickle|cPickle|cloudpickle|marshal|shelve|dill|joblib|multiprocessing|torch\.multiprocessing)\b.*"
+        r"(_?pickle|cPickle|cloudpickle|marshal|shelve|dill|joblib)\b.*"
         r"|(eval|exec|__import__)\(\)|\.(recv|send)_pyobj|(torch|numpy)\.(load|save)",
         (),
         "runs or may run what it is given",
     ),
+    # guard starts no process: it waits for those of others.
+    Ban(r"(multiprocessing|torch\.multiprocessing)\b.*", ("guard",), "runs or may run what it is given"),
     Ban(r"(requests|httpx2?|aiohttp|urllib3|urllib\.request|hf_xet)\b.*", (), "fetches, which hub alone does"),
     Ban(r"huggingface_hub\b.*", ("hub",), "fetches, which hub alone does"),
 )

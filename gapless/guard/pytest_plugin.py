@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             help="run all tests under the detectors of gapless",
         )  # fmt: skip
     except ValueError:
-        return  # another copy of this plug-in is there, by which sessions run
+        return  # another copy of this plug-in runs the session
     group.addoption("--gapless-san-json", metavar="FILE", help="write what was found as JSON")
     group.addoption("--gapless-san-sarif", metavar="FILE", help="write it as SARIF 2.1.0, which code hosts show")
     group.addoption("--gapless-san-diff", metavar="BASE", help="fail only for what is new since BASE, an earlier JSON")

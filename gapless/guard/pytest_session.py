@@ -139,7 +139,7 @@ class TestSession:
 
     def _between(self) -> list[CountedFinding]:
         """Take the findings since the last phase: by threads and children, and in hooks of the program's."""
-        # What pytest and its plugins read, to show it, has no line of the program.
+        # Reads by pytest and its plugins, for their reports, have no line of the program.
         return [entry for entry in self._take() if any(frame.is_users for frame in entry.finding.stack)]
 
     def _note(self, item: pytest.Item, when: str, found: list[CountedFinding]) -> list[CountedFinding]:

@@ -124,7 +124,7 @@ def _last_lines(lines: list[str]) -> dict[int, int]:
             elif token.type not in _BETWEEN_STATEMENTS:
                 first = first or token.start[0]
     except (tokenize.TokenError, SyntaxError):
-        pass  # what is no Python has no statements
+        pass  # other files have no statements
     return last
 
 

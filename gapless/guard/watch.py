@@ -64,7 +64,7 @@ class TorchCall(NamedTuple):
 
 @dataclass(eq=False)
 class Allowance:
-    """A section in which a thread may wait."""
+    """A section that excuses the waits of a thread."""
 
     reason: str
     watch: ThreadState | None
@@ -240,7 +240,7 @@ def current() -> ThreadState | None:
 
 
 def begin_allowance(reason: str, by: object = None) -> Allowance:
-    """Begin a section in which this thread may wait; it lasts until its `watch` is None."""
+    """Begin a section that excuses this thread's waits; it lasts until its `watch` is None."""
     begun = Allowance(reason, current(), by)
     ALLOWANCES.set((*[one for one in ALLOWANCES.get() if one.watch is not None], begun))
     return begun
