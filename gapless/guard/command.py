@@ -27,7 +27,8 @@ def epilog(name: str) -> str:
   {name} --lint src tests/harness.py   read source files, run nothing
 
 The exit code is the program's own if that is not 0, else 1 when something was found, 3 when there was nothing to
-watch, and 0 when what was watched is clean; 2 when there is no such program.
+watch or a child's report was lost, and 0 when what was watched is clean; 2 when there is no such program, or a report
+cannot be written; 143 when it was terminated.
 A finding is excused by a comment in its line, `# san: ok(reason)`, by --suppress, or by a line of .gapless-san."""
 
 
