@@ -152,6 +152,8 @@ def test_commands_of_a_page_are_read_or_run(page, address, capfd, monkeypatch, t
             continue
         for words in commands(block.text):
             where = f"{page}:{block.line}: {shlex.join(words)}"
+            if words[0] == "gapless-san":  # the same command, of a distribution of its own
+                words = ["gapless", "san", *words[1:]]
             if words[0] == "curl":
                 done = subprocess.run([*map(address, words), "-sS", "--fail-with-body"], timeout=60, check=False)
                 assert done.returncode == 0, f"{where}: {capfd.readouterr().out}"
