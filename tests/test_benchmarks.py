@@ -22,7 +22,7 @@ SMALLEST = {
     "gpu_ranks": ["--only", "sums", "--device", "cpu", "--rows", "1", "--width", "64"],
     "host_step": ["--chains", "--rows", "1", "--steps", "300"],
     "kv_tiers_load": ["--part", "begins", "--host", "64MiB"],
-    "lanes": ["--rows", "2", "--asks", "top-k", "--output", "8", "--rounds", "1"],
+    "lanes": ["--rows", "2", "--asks", "top-k", "--output", "32", "--rounds", "1"],
     "load_client": ["--concurrency", "2", "--tokens", "4", "--rounds", "1"],
     "peer_models": ["--only", "tiny", "--out", "models"],
     "peers": ["--out", "read", "--read", str(ROOT / "docs" / "measurements" / "peers-amx.json")],

@@ -93,7 +93,7 @@ def test_the_sdist_has_the_manual_and_no_tests(tmp_path: Path) -> None:
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).exists():
             (stage / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, stage / name)
+            shutil.copy(ROOT / name, stage / name, follow_symlinks=False)
     code = "from setuptools.build_meta import build_sdist; build_sdist('..')"
     subprocess.run([sys.executable, "-c", code], cwd=stage, check=True, capture_output=True, timeout=120)
     (made,) = tmp_path.glob("*.tar.gz")

@@ -184,7 +184,9 @@ async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
 
 @pytest.mark.process
 async def test_an_engine_that_follows_one_that_died_has_its_adapters_and_goes_on_with_their_requests(folder, wanted):
-    config = EngineConfig("demo", **OPTIONS, lora_dir=str(folder / "here"), num_gpu_blocks_override=40)
+    # Room for seconds of an endless answer: it must be open still when the engine dies.
+    options = OPTIONS | {"max_model_len": 2048, "num_gpu_blocks_override": 300}
+    config = EngineConfig("demo", **options, lora_dir=str(folder / "here"))
     backend = ProcessBackend(config)
     async with AsyncLLM.from_config(config, backend) as llm:
         for name in ("one", "two"):
