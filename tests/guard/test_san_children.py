@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -27,16 +28,17 @@ EMULATED = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, s
 
 def checked(folder: Path, source: str, code: int | None = None) -> tuple[dict, str]:
     """Run a program in a process of its own, which leaves no folder; returns the report and what was printed."""
-    program, out, temporary = folder / "program.py", folder / "report.json", folder / "temporary"
-    temporary.mkdir()
+    program, out = folder / "program.py", folder / "report.json"
     program.write_text(textwrap.dedent(source))
     command = [sys.executable, "-m", "gapless.guard.run", "--device-tensors", "cuda", "--json", str(out)]
-    done = subprocess.run(
-        [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert out.exists(), done.stderr
-    assert not list(temporary.glob("gapless-san-*"))
+    # The name of a socket there may have a hundred letters.
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
+        done = subprocess.run(
+            [*command, str(program)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": temporary},
+            capture_output=True, text=True, timeout=250, check=False,
+        )  # fmt: skip
+        assert out.exists(), done.stderr
+        assert not list(Path(temporary).glob("gapless-san-*"))
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout + done.stderr
 
