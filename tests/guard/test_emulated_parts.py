@@ -221,6 +221,7 @@ def test_the_gradient_of_flex_attention_is_refused_in_one_sentence():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
 def test_a_trace_is_refused_for_tensors_on_the_device_alone(region):
     host = torch.nn.Linear(2, 2)
     traced = torch.jit.trace(host, torch.ones(1, 2))
