@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
+from .arrivals import arriving
 from .patches import Patches
 from .sync import allow
 from .watch import ALLOWANCES, Allowance, begin_allowance
@@ -28,44 +26,22 @@ from .watch import ALLOWANCES, Allowance, begin_allowance
 def allowing(names: Mapping[str, str]) -> Iterator[None]:
     """Allow waits in these functions, each for its reason. They are replaced in modules that are imported meanwhile."""
     with Patches() as patches:
-        importer = _Importer(names, patches)
-        for module in [sys.modules[name] for name in importer.modules if name in sys.modules]:
-            importer.imported(module)
-        if names:
-            sys.meta_path.insert(0, importer)
-            patches.callback(sys.meta_path.remove, importer)
+        replacements = _Replacements(names, patches)
+        parts = [name.split(".") for name in names]
+        modules = {".".join(words[:end]) for words in parts for end in range(1, len(words))}
+        patches.enter_context(arriving(dict.fromkeys(modules, replacements.arrived)))
         yield
 
 
-class _Importer(MetaPathFinder):
+class _Replacements:
     """Replaces the functions at the end of the import of their module, before another one can take them from there."""
 
     def __init__(self, names: Mapping[str, str], patches: Patches) -> None:
         self._names, self._patches = names, patches
         self._done: dict[str, Any] = {}
         """The replacements that have been made, by name."""
-        parts = [name.split(".") for name in names]
-        self.modules = {".".join(words[:end]) for words in parts for end in range(1, len(words))}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self.modules:
-            return None
-        finders = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(fullname, path, target) for finder in finders)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                self.imported(module)
-
-            vars(spec.loader)["exec_module"] = exec_module
-        return spec
-
-    def imported(self, module: ModuleType) -> None:
+    def arrived(self, module: ModuleType) -> None:
         """Replace the functions that this module has."""
         for name in self._names:
             if not name.startswith(f"{module.__name__}."):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +23,18 @@ class _Finder(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         arrived = self._wanted.get(name)
-        spec = PathFinder.find_spec(name, path, target) if arrived else None
+        if arrived is None:
+            return None
+        # Finders after this one alone: others of this class may be there too, each for functions of its own.
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next((spec for one in others if (spec := one.find_spec(name, path, target)) is not None), None)
         loader: Any = spec.loader if spec else None
-        if loader is None or arrived is None:
+        if loader is None:
             return None
         execute = loader.exec_module
 
         def executed(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)
             execute(module)
             arrived(module)
 
