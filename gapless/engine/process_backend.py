@@ -65,7 +65,7 @@ class ProcessBackend(MessageBackend):
         self._stamp: object = None
         """The files of the weights in use, as they were when they were read; None before"""
         self._rewritten = False
-        """Whether these files were written between this child and the one before"""
+        """Whether these files were written since the child before this one read them."""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.given_up = False

@@ -57,7 +57,7 @@ class Children:
         self._pid = os.getpid()
         """The process that this is for; another's in a forked child that has not come to `_forked`."""
         self._ends = False
-        """Whether the report is being given: SIGTERM comes too late then."""
+        """Whether the process is giving its report, during which SIGTERM is ignored."""
         self._starting: set[int] = set()
         """The idents of threads within subprocess: a function may run in the child before its program does."""
         self._exit_at_once = os._exit
@@ -130,7 +130,7 @@ class Children:
             return
         begins = self._pid != os.getpid()
         if not (begins or self.is_child):
-            self._end(128 + number, "the program was terminated, and what comes after that was not seen")
+            self._end(128 + number, "the program was terminated, and the rest of it was not seen")
         try:
             if not begins:
                 self._give(0, "")

@@ -168,7 +168,7 @@ class Detectors:
         return found
 
     def begin_again(self) -> None:
-        """Judge what follows alone: it is another test. The findings so far are still to be taken."""
+        """Forget all accesses and orders before another test. The findings so far stay, to be taken later."""
         race.begin_again()
         pinned_allocs.forget()
         state = watch.current()

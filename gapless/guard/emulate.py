@@ -53,7 +53,7 @@ def _refused(name: str) -> type:
 
 
 _OF_CUDA = ("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")
-"""How the names of torch's core begin that it has only where it was built for CUDA."""
+"""Prefixes of the names that torch's core has only in builds for CUDA."""
 
 
 def _of_torch_c(name: str) -> Any:

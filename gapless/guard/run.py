@@ -210,7 +210,7 @@ def run_program(program: str, args: Sequence[str], module: bool) -> End:
             print(f"gapless san: {refusal}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
-        return End(1, f"the program raised {type(error).__name__}, and what comes after that was not seen")
+        return End(1, f"the program raised {type(error).__name__}, and the rest of it was not seen")
     return End(0)
 
 

@@ -256,7 +256,7 @@ OTHER = "os.execvp('true', ['true'])"
 CHILD = (
     "if len(sys.argv) > 1:\n        end()\n    print(subprocess.run([sys.executable, __file__, 'child']).returncode)"
 )
-TERMINATED = "the program was terminated, and what comes after that was not seen"
+TERMINATED = "the program was terminated, and the rest of it was not seen"
 REPLACED = "the program put another one in its place, which was not seen"
 
 
