@@ -75,7 +75,7 @@ NAMES_KINDS = {"server/logs.py"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 82_900
+LINES = 85_000
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,
