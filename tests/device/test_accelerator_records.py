@@ -17,7 +17,7 @@ from device_contract import Contract
 from gapless import guard
 from gapless.base.errors import CaptureError, ConfigError
 from gapless.device.accelerator import AcceleratorDevice
-from gapless.device.accelerators import BACKENDS, gaudi, mps, xpu
+from gapless.device.accelerators import ACCELERATORS, gaudi, mps, xpu
 from gapless.device.seam import Caps
 from gapless.guard.emulate import emulated_cuda
 
@@ -25,9 +25,9 @@ SENTENCE = re.compile(r"[A-Z].*[^.]\.$")
 TYPES = {"rocm": "cuda", "xpu": "xpu", "ascend": "npu", "gaudi": "hpu", "mps": "mps"}
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_record_names_its_backend_and_everything_that_it_lacks(name: str) -> None:
-    record = BACKENDS[name]
+    record = ACCELERATORS[name]
     assert record.kind == name and record.torch_type == TYPES[name]
     assert isinstance(record.caps, Caps) and record.caps.own_memory and not record.caps.maps_host
     assert record.caps.real_time and record.caps.kernels in ("torch", "triton")
@@ -35,17 +35,17 @@ def test_a_record_names_its_backend_and_everything_that_it_lacks(name: str) -> N
     assert not record.has_run and "Never run." in (record.__doc__ or "")
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_record_without_graphs_says_so(name: str) -> None:
-    record = BACKENDS[name]
+    record = ACCELERATORS[name]
     says = any("aptured" in sentence or "Graphs need" in sentence for sentence in record.missing)
     assert says == (name != "rocm") and (record.caps.captures or not record.caps.pads)
     assert ("one queue" in " ".join(record.missing)) == record.one_queue
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_record_is_refused_by_its_name_where_its_backend_is_not(name: str) -> None:
-    record = BACKENDS[name]
+    record = ACCELERATORS[name]
     with pytest.raises(ConfigError, match=f"device.*({name}|type {record.torch_type})"):
         record.open(0)
 
@@ -56,7 +56,7 @@ def test_names_of_torch_that_records_use_exist() -> None:
     assert all(callable(getattr(torch.xpu, name)) for name in ("XPUGraph", "graph_pool_handle", "get_device_name"))
     assert list(inspect.signature(torch.xpu.XPUGraph.capture_begin).parameters) == ["self", "pool"]
     assert all(callable(getattr(torch.mps, name)) for name in ("recommended_max_memory", "driver_allocated_memory"))
-    assert BACKENDS["xpu"].caps.captures and BACKENDS["xpu"].caps.pads
+    assert ACCELERATORS["xpu"].caps.captures and ACCELERATORS["xpu"].caps.pads
 
 
 class TestRocmDevice(Contract):
@@ -66,7 +66,7 @@ class TestRocmDevice(Contract):
     def device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
         with emulated_cuda(), guard.no_sync(mode="record"):
             monkeypatch.setattr(torch.version, "hip", "7.2")
-            device = BACKENDS["rocm"].open(0)
+            device = ACCELERATORS["rocm"].open(0)
             assert device.torch_device.type == "cuda" and device.compute.cudart is None
             yield device
             device.close()
@@ -74,11 +74,11 @@ class TestRocmDevice(Contract):
 
 def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="not built for ROCm"):
-        BACKENDS["rocm"].open(0)
+        ACCELERATORS["rocm"].open(0)
     monkeypatch.setattr(torch.version, "hip", "7.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="sees no AMD GPU"):
-        BACKENDS["rocm"].open(0)
+        ACCELERATORS["rocm"].open(0)
 
 
 def test_an_intel_gpu_whose_events_pass_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_ascend_asks_torch_npu_for_memory_and_its_driver(monkeypatch: pytest.Mon
     module = SimpleNamespace(
         mem_get_info=lambda device: (3, 4), memory_stats_as_nested_dict=lambda device: {"num_device_alloc": 5}
     )
-    device = of_its_own(BACKENDS["ascend"], module, monkeypatch)
+    device = of_its_own(ACCELERATORS["ascend"], module, monkeypatch)
     assert device.memory() == (3, 4) and device.allocations() == 5
 
 
@@ -135,13 +135,13 @@ def test_gaudi_asks_torch_hpu_for_memory_and_its_driver(monkeypatch: pytest.Monk
         synchronize=lambda: waits.append("all"), mem_get_info=lambda device: (3, 4),
         memory_stats=lambda device: {"TotalSystemAllocs": 34, "TotalSystemFrees": 2},
     )  # fmt: skip
-    device = of_its_own(BACKENDS["gaudi"], module, monkeypatch)
+    device = of_its_own(ACCELERATORS["gaudi"], module, monkeypatch)
     device.synchronize()
     assert device.memory() == (3, 4) and device.allocations() == 36 and waits == ["all"]
 
 
 def test_mps_has_the_memory_that_metal_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = of_its_own(BACKENDS["mps"], None, monkeypatch)
+    device = of_its_own(ACCELERATORS["mps"], None, monkeypatch)
     for taken, free in ((3, 7), (12, 0)):
         module = SimpleNamespace(recommended_max_memory=lambda: 10, driver_allocated_memory=lambda taken=taken: taken)
         monkeypatch.setattr(mps, "torch_mps", module)
@@ -153,13 +153,13 @@ def test_xpu_captures_without_a_mode_of_errors(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         xpu, "torch_xpu", SimpleNamespace(XPUGraph=lambda: graph, graph_pool_handle=lambda: "a new pool")
     )
-    device = of_its_own(BACKENDS["xpu"], None, monkeypatch)
+    device = of_its_own(ACCELERATORS["xpu"], None, monkeypatch)
     raw, begin = device.new_graph()
     assert raw is graph and begin() == "begun in a new pool"
 
 
 @pytest.mark.parametrize("name", ["ascend", "gaudi", "mps"])
 def test_a_record_without_graphs_refuses_a_capture_by_its_name(name: str) -> None:
-    device = object.__new__(BACKENDS[name])
+    device = object.__new__(ACCELERATORS[name])
     with pytest.raises(CaptureError, match=f"kind {name} captures nothing"):
         device.capture("key", lambda: None)

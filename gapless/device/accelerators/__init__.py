@@ -9,7 +9,7 @@ from gapless.device.accelerators.mps import MpsDevice
 from gapless.device.accelerators.rocm import RocmDevice
 from gapless.device.accelerators.xpu import XpuDevice
 
-BACKENDS: dict[str, type[AcceleratorDevice]] = {
+ACCELERATORS: dict[str, type[AcceleratorDevice]] = {
     record.kind: record for record in (RocmDevice, XpuDevice, AscendDevice, GaudiDevice, MpsDevice)
 }
 """The records by the name that --device takes"""
