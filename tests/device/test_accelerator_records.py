@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from device_contract import Contract
+from device_contract import Contract, ones, step
 
 from gapless import guard
 from gapless.base.errors import CaptureError, ConfigError
+from gapless.device import device_class
 from gapless.device.accelerator import AcceleratorDevice
 from gapless.device.accelerators import ACCELERATORS, gaudi, mps, xpu
 from gapless.device.seam import Caps
@@ -59,17 +60,49 @@ def test_names_of_torch_that_records_use_exist() -> None:
     assert ACCELERATORS["xpu"].caps.captures and ACCELERATORS["xpu"].caps.pads
 
 
-class TestRocmDevice(Contract):
-    """ROCm's record on the sanitizer's CUDA, which stands for torch.cuda as torch for ROCm has it."""
+def spelled_by_cuda(record: type[AcceleratorDevice], monkeypatch: pytest.MonkeyPatch) -> type[AcceleratorDevice]:
+    """Return a record's class for torch.cuda, which stands for the backend's own module."""
+    cuda: Any = torch.cuda
+    names = {name: getattr(cuda, name) for name in ("is_available", "get_device_name", "graph_pool_handle")}
+    monkeypatch.setattr(xpu, "torch_xpu", SimpleNamespace(XPUGraph=cuda.CUDAGraph, **names))
+    module = SimpleNamespace(recommended_max_memory=lambda: 10, driver_allocated_memory=lambda: 3)
+    monkeypatch.setattr(mps, "torch_mps", module)
+    if record.kind == "rocm":
+        monkeypatch.setattr(torch.version, "hip", "7.2")
+    return type("SpelledByCuda", (record,), {"torch_type": "cuda"})
 
-    @pytest.fixture
-    def device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
-        with emulated_cuda(), guard.no_sync(mode="record"):
-            monkeypatch.setattr(torch.version, "hip", "7.2")
-            device = ACCELERATORS["rocm"].open(0)
-            assert device.torch_device.type == "cuda" and device.compute.cudart is None
-            yield device
-            device.close()
+
+@pytest.fixture(params=["cuda", "accelerator:cuda", *ACCELERATORS])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
+    name = request.param
+    with emulated_cuda(), guard.no_sync(mode="record"):
+        found = spelled_by_cuda(ACCELERATORS[name], monkeypatch) if name in ACCELERATORS else device_class(name)
+        device: Any = found.open(0)
+        yield device
+        device.close()
+
+
+class TestRecordsOnEmulatedCuda(Contract):
+    """The device contract for CUDA by both classes, and for every record with what it has and lacks, on the
+    sanitizer's CUDA."""
+
+    def test_streams_are_one_where_the_backend_has_one(self, device: AcceleratorDevice) -> None:
+        streams = (device.compute, device.token_out, device.bulk_out, device.bulk_in)
+        assert len({stream.raw.stream_id for stream in streams}) == (1 if device.one_queue else 4)
+
+    def test_a_program_is_captured_or_refused_by_the_device_s_name(self, device: AcceleratorDevice) -> None:
+        x = ones(device)
+        device.drain()
+        if not device.caps.captures:
+            with pytest.raises(CaptureError, match=f"kind {device.kind} captures nothing"):
+                device.capture("key", step, (x, 1))
+            return
+        graph = device.capture("key", step, (x, 1))
+        device.run(x.fill_, 1)
+        for _ in range(3):
+            graph.launch(device.compute)
+        device.drain()
+        assert x.tolist() == [40]
 
 
 def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +189,3 @@ def test_xpu_captures_without_a_mode_of_errors(monkeypatch: pytest.MonkeyPatch) 
     device = of_its_own(ACCELERATORS["xpu"], None, monkeypatch)
     raw, begin = device.new_graph()
     assert raw is graph and begin() == "begun in a new pool"
-
-
-@pytest.mark.parametrize("name", ["ascend", "gaudi", "mps"])
-def test_a_record_without_graphs_refuses_a_capture_by_its_name(name: str) -> None:
-    device = object.__new__(ACCELERATORS[name])
-    with pytest.raises(CaptureError, match=f"kind {name} captures nothing"):
-        device.capture("key", lambda: None)
