@@ -29,6 +29,7 @@ from gapless.device.accelerator_stream import (
 )
 from gapless.device.event_clock import EventClock
 from gapless.device.fault import Fault
+from gapless.device.probe import admit
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import PAGE_BYTES, Fence, Ring, copy
 from gapless.device.seam import ATTENDANT, Caps, Device, Program
@@ -116,6 +117,7 @@ class AcceleratorDevice(Device):
             raise ConfigError(
                 f"device: there is no accelerator of the type {cls.torch_type} here, {here}: use --device auto"
             )
+        admit(cls, cls.current())
         return cls()
 
     # A backend may spell these otherwise.

@@ -24,6 +24,14 @@ def vector_unit() -> str:
     return torch.backends.cpu.get_cpu_capability().lower()
 
 
+def built_for() -> str:
+    """Return the platform that this torch is built for, such as CUDA 12.8; empty for the CPU alone."""
+    for name, version in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip), ("XPU", torch.version.xpu)):
+        if version:
+            return f"{name} {version}"
+    return ""
+
+
 def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 

@@ -34,7 +34,7 @@ def choose(kernels: str, dtype: torch.dtype = torch.float32, batch_invariant: bo
 def _invariant(kernels: str) -> Kernels:
     if kernels == "triton":
         if find_spec("triton") is None:
-            raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
+            raise ConfigError("batch_invariant on a GPU needs Triton: install it, or turn the flag off")
         from gapless.kernels import all_triton
 
         return all_triton.INVARIANT_KERNELS

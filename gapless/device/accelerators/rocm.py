@@ -8,6 +8,7 @@ import torch
 
 from gapless.base.errors import ConfigError
 from gapless.device.cuda import CudaDevice
+from gapless.device.probe import admit
 
 
 class RocmDevice(CudaDevice):
@@ -22,6 +23,7 @@ class RocmDevice(CudaDevice):
     caps = CudaDevice.caps._replace(
         polled=False,  # whether registered memory is coherent during a kernel is not verified
         launch_queue=0,
+        sums="none",  # its driver, and the kernels of sums, are CUDA's
     )
     has_run = False
     missing: ClassVar[tuple[str, ...]] = (
@@ -36,4 +38,5 @@ class RocmDevice(CudaDevice):
             raise ConfigError("device is rocm but torch is not built for ROCm: install torch's wheel for ROCm")
         if not torch.cuda.is_available():
             raise ConfigError("device is rocm but torch sees no AMD GPU: use --device cpu")
+        admit(cls, cls.current())
         return cls()
