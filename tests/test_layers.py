@@ -58,6 +58,7 @@ EXTRA_LIBRARIES = {
     "guard/pytest_plugin.py": {"pytest"},
     "guard/pytest_session.py": {"pytest"},
 }
+EXTRA_LIBRARIES |= {"device/accelerators/gaudi.py": {"habana_frameworks"}}
 EXTRA_LIBRARIES |= {"model/gguf_files.py": {"gguf"}, "model/gguf_tensors.py": {"gguf"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}
@@ -75,7 +76,7 @@ NAMES_KINDS = {"server/logs.py"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 82_900
+LINES = 85_000
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,

@@ -22,6 +22,8 @@ KV_DTYPES = ("auto", "fp8", "k8v4")
 """Served name of the model embedded in the package."""
 
 DEVICES = ("auto", "cpu", "cuda")
+GENERAL = "accelerator:"
+"""Prefix of a type of torch's, which then runs by nothing but the things that all accelerators share"""
 DEVICE_PLUG_INS = "gapless.devices"
 """Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
 MAX_DEPTH = 8
@@ -353,7 +355,8 @@ class EngineConfig:
             object.__setattr__(self, "device_ids", ",".join(map(str, self.device_ids)))
         check_fields(self)
         parse_depth(self.depth)
-        check_name("device", self.device, DEVICES, DEVICE_PLUG_INS)
+        if not self.device.startswith(GENERAL):
+            check_name("device", self.device, DEVICES, DEVICE_PLUG_INS)
         self.speculation, self.processors, self.tiers, self.peer_plan, self.devices  # noqa: B018 - to find mistakes now
         if self.check and self.load_format == "dummy":
             raise ConfigError("check compares a checkpoint's weights, and load_format dummy has none: leave out one")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gapless.base.config import DEVICE_PLUG_INS, DEVICES
+from gapless.base.config import DEVICE_PLUG_INS, DEVICES, GENERAL
 from gapless.base.errors import ConfigError
 from gapless.base.plug_ins import check_name, load
+from gapless.device.accelerator import AcceleratorDevice
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
 from gapless.device.facts import make_current
@@ -14,6 +15,7 @@ from gapless.device.ring import Fence, Ring, RingSlot
 from gapless.device.seam import Caps, Device, Graph, Program, Stream
 
 __all__ = [
+    "AcceleratorDevice",
     "Caps",
     "CpuDevice",
     "CudaDevice",
@@ -32,11 +34,14 @@ __all__ = [
 
 
 def device_class(name: str) -> type[Device]:
-    """Return the class of auto, cpu, cuda or a plug-in's device; auto takes CUDA if torch sees a device.
+    """Return the class of auto, cpu, cuda, accelerator:TYPE (TYPE as torch names it) or a plug-in's device; auto takes
+    CUDA if torch sees a device.
 
     Raises:
         ConfigError: the name is unknown, or its package cannot be imported.
     """
+    if name.startswith(GENERAL):
+        return AcceleratorDevice.of(name.removeprefix(GENERAL))
     own: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
     check_name("device", name, DEVICES, DEVICE_PLUG_INS)
     if name == "auto":

@@ -15,7 +15,7 @@ import torch
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CudaDevice, cuda
+from gapless.device import CudaDevice, accelerator, cuda
 
 
 class FakeStream:
@@ -256,7 +256,7 @@ def test_an_error_left_by_a_kernel_becomes_a_device_error(device: CudaDevice, fa
     if call == "after":
         device.token_out.after(fence)
     late = device.token_out.record() if call != "done" else fence
-    with pytest.raises(DeviceError, match=r"GPU reported.*illegal address") as caught:
+    with pytest.raises(DeviceError, match=r"device reported.*illegal address") as caught:
         late.done()
     assert caught.value.__cause__ is fake.error
     with pytest.raises(DeviceError, match="illegal address"):
@@ -371,7 +371,7 @@ def test_memory_is_reserved_for_programs_and_in_the_pool_of_the_graphs(
     taken: list[tuple[FakeStream, int, int]] = []
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
     monkeypatch.setattr(
-        cuda, "take_and_give_back", lambda _, count: taken.append((fake.current[-1], count, len(fake.graphs)))
+        accelerator, "take_and_give_back", lambda _, count: taken.append((fake.current[-1], count, len(fake.graphs)))
     )
     device.reserve(700, 0)
     assert taken == [(device.compute.raw, 700, 0)] and not fake.graphs
@@ -394,7 +394,7 @@ def test_memory_stays_reserved_for_programs_after_a_refused_capture(
             raise torch.OutOfMemoryError("others have it by now")
 
     monkeypatch.setattr(fake, "mem_get_info", lambda device: (4_000, 8_000))
-    monkeypatch.setattr(cuda, "take_and_give_back", take)
+    monkeypatch.setattr(accelerator, "take_and_give_back", take)
 
     def gives_back() -> None:
         fake.freed += 1
@@ -415,9 +415,9 @@ def test_reserved_memory_is_as_large_as_asked_for(nbytes: int, monkeypatch: pyte
     made: list[int] = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **options: made.append(size) or empty(size, **options))
-    cuda.take_and_give_back(torch.device("cpu"), nbytes)
-    small = [size for size in made if size == cuda.SMALL_BYTES]
-    assert sum(made) == nbytes and len(small) <= cuda.SMALL_BLOCKS and sum(small) <= nbytes / 2
+    accelerator.take_and_give_back(torch.device("cpu"), nbytes)
+    small = [size for size in made if size == accelerator.SMALL_BYTES]
+    assert sum(made) == nbytes and len(small) <= accelerator.SMALL_BLOCKS and sum(small) <= nbytes / 2
 
 
 def test_a_program_that_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from gapless.device.cuda import EventClock
+from gapless.device.event_clock import EventClock
 
 HOUR_NS = 3_600_000_000_000
 

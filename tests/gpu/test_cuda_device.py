@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from device_contract import Contract
 from torch_internals import spin
 
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CudaDevice, cuda
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
-
-from device_contract import Contract
+from gapless.device import CudaDevice, accelerator, event_clock
 
 LONG_CYCLES = 2_000_000_000
 """Keeps a GPU busy for about a second."""
@@ -54,7 +49,11 @@ def test_reserved_memory_stays_after_a_refused_capture(device: CudaDevice) -> No
     before = device.allocations()
     with pytest.raises(CaptureError, match="host-read"):
         device.capture("reads", reads)
-    device.run(lambda: torch.empty(2 * size - cuda.SMALL_BLOCKS * cuda.SMALL_BYTES, dtype=torch.uint8, device="cuda"))
+    device.run(
+        lambda: torch.empty(
+            2 * size - accelerator.SMALL_BLOCKS * accelerator.SMALL_BYTES, dtype=torch.uint8, device="cuda"
+        )
+    )
     assert ran == [1] and device.allocations() == before
 
 
@@ -90,7 +89,7 @@ def test_fail_wakes_a_wait_while_a_kernel_runs(device: CudaDevice) -> None:
 def test_times_stay_on_the_host_clock_over_a_change_of_base(
     device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "REBASE_MS", 0.01)
+    monkeypatch.setattr(event_clock, "REBASE_MS", 0.01)
     last = 0
     for _ in range(50):
         before = device.clock()

@@ -13,7 +13,7 @@ from scenes import FakeCuda, broken, must_fail, tokens
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams
 from gapless.device import CpuDevice, CudaDevice, cuda
-from gapless.device.cuda import CudaFence
+from gapless.device.accelerator_stream import AcceleratorFence
 from gapless.testing.checksum import ChecksumModel
 
 pytestmark = pytest.mark.unguarded
@@ -37,7 +37,7 @@ def test_row_061_a_long_wait_sleeps():
                 device.close()
 
     scene()
-    with broken(CudaFence, "sleep", lambda fence, bell: None):
+    with broken(AcceleratorFence, "sleep", lambda fence, bell: None):
         scene()
 
 
