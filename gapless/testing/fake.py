@@ -17,6 +17,7 @@ import torch
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
+from gapless.device.accelerator import AcceleratorDevice
 
 FAKE = "fake"
 EXTENSION = "gapless_fake"
@@ -121,3 +122,18 @@ def __getattr__(name: str) -> Any:
     if name == "Graph":
         return load().Graph
     raise AttributeError(name)
+
+
+class FakeDevice(AcceleratorDevice):
+    """The record of the fake accelerator."""
+
+    kind = "fake"
+    torch_type = FAKE
+    caps = AcceleratorDevice.caps._replace(captures=True)
+    graph = "Graph"
+    has_run = True
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
+        load()
+        return super().open(threads)
