@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
@@ -45,11 +46,11 @@ def load() -> Any:
 def _loaded() -> Any:
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", FAKE):
-        raise ConfigError(f"device fake needs torch's place for a private backend, which has {name!r}: load one of them")
+        raise ConfigError(f"device: fake needs torch's place for a private backend, which {name!r} has: load one only")
     native = build.module(EXTENSION, SOURCES)
     if native is None:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
-    torch.utils.rename_privateuse1_backend(FAKE)
+    rename_privateuse1_backend(FAKE)
     native.register_graphs()
     import gapless.testing.fake as this
 
