@@ -58,6 +58,7 @@ EXTRA_LIBRARIES = {
     "guard/pytest_plugin.py": {"pytest"},
     "guard/pytest_session.py": {"pytest"},
 }
+EXTRA_LIBRARIES |= {"device/accelerators/gaudi.py": {"habana_frameworks"}}
 EXTRA_LIBRARIES |= {"model/gguf_files.py": {"gguf"}, "model/gguf_tensors.py": {"gguf"}}
 EXTRA_LIBRARIES |= {"model/transformers_backend.py": {"transformers"}}
 EXTRA_LIBRARIES |= {"model/transformers_load.py": {"transformers"}, "model/transformers_config.py": {"transformers"}}

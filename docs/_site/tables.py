@@ -29,6 +29,8 @@ from gapless.base.config import NEEDS_ONE_RANK, EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
 from gapless.base.variables import OTHERS, OWN_VARIABLES  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
+from gapless.device import CudaDevice  # noqa: E402
+from gapless.device.accelerators import ACCELERATORS  # noqa: E402
 from gapless.pace.constants import constants  # noqa: E402
 
 _MARKED = re.compile(r"<!-- table: (\S+) -->\n(\n?).*?<!-- end -->", re.DOTALL)
@@ -349,6 +351,16 @@ def recorded_clients() -> Lines:
     return lines
 
 
+def accelerators() -> Lines:
+    """The records of accelerators: what each has, and what is missing."""
+    lines = _head("`--device`", "torch's type", "kernels", "captures", "streams", "has run", "missing")
+    for record in (CudaDevice, *ACCELERATORS.values()):
+        captures, run = ("no", "yes")[record.caps.captures], ("never", "yes")[record.has_run]
+        streams, missing = "one" if record.one_queue else "four", "<br>".join(record.missing)
+        lines.append(row(f"`{record.kind}`", record.torch_type, record.caps.kernels, captures, streams, run, missing))
+    return lines
+
+
 RECORDS = (
     "adapters", "front-cost", "kills", "kv-tiers", "load-client", "prefill-decode", "prompt-lookup", "race-faults",
     "sanitizer-program",
@@ -385,6 +397,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "mutation": mutation,
     "constants": tuning_constants,
     "refused-of-ranks": refused_of_ranks,
+    "accelerators": accelerators,
     **{name: partial(record, name) for name in RECORDS},
 }
 

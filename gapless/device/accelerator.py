@@ -24,6 +24,8 @@ from gapless.device.accelerator_stream import (
     AcceleratorStream,
     AcceleratorWorker,
     Common,
+    CurrentStream,
+    accelerator,
 )
 from gapless.device.event_clock import EventClock
 from gapless.device.fault import Fault
@@ -31,9 +33,6 @@ from gapless.device.record import Tape, failed, record
 from gapless.device.ring import PAGE_BYTES, Fence, Ring, copy
 from gapless.device.seam import ATTENDANT, Caps, Device, Program
 from gapless.device.worker import Worker, shut, switch_interval
-
-# torch.accelerator is typed only in part, and differently from version to version.
-accelerator: Any = torch.accelerator
 
 SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 32
 """Blocks up to this size come from memory of their own; a step has fewer at a time."""
@@ -144,8 +143,7 @@ class AcceleratorDevice(Device):
     @staticmethod
     def under(raw: Any) -> AbstractContextManager[Any]:
         """Return what makes a stream the calling thread's current one."""
-        stream: AbstractContextManager[Any] = raw
-        return stream
+        return CurrentStream(raw)
 
     @staticmethod
     def unpin(address: int) -> None:

@@ -24,6 +24,27 @@ SPIN_NS = 50_000
 """A wait polls for this long before it sleeps: a thread's wake-up costs about as much."""
 
 
+# torch.accelerator is typed only in part, and differently from version to version.
+accelerator: Any = torch.accelerator
+
+
+class CurrentStream:
+    """Makes a stream the calling thread's current one. A torch.Stream does this too, but not nested or in two threads:
+    it keeps the stream before it in itself."""
+
+    __slots__ = ("_before", "_stream")
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._before = accelerator.current_stream(self._stream.device)
+        accelerator.set_stream(self._stream)
+
+    def __exit__(self, *error: object) -> None:
+        accelerator.set_stream(self._before)
+
+
 class Common(NamedTuple):
     """The parts that the streams of a device share."""
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from device_contract import Contract
 from torch_internals import spin
 
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import CudaDevice, accelerator, event_clock
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
-
-from device_contract import Contract
 
 LONG_CYCLES = 2_000_000_000
 """Keeps a GPU busy for about a second."""
