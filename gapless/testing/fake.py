@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
+from gapless.device.accelerator import AcceleratorDevice
 
 FAKE = "fake"
 EXTENSION = "gapless_fake"
@@ -44,11 +46,11 @@ def load() -> Any:
 def _loaded() -> Any:
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", FAKE):
-        raise ConfigError(f"device fake needs torch's place for a private backend, which has {name!r}: load one of them")
+        raise ConfigError(f"device: fake needs torch's place for a private backend, which {name!r} has: load one only")
     native = build.module(EXTENSION, SOURCES)
     if native is None:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
-    torch.utils.rename_privateuse1_backend(FAKE)
+    rename_privateuse1_backend(FAKE)
     native.register_graphs()
     import gapless.testing.fake as this
 
@@ -121,3 +123,18 @@ def __getattr__(name: str) -> Any:
     if name == "Graph":
         return load().Graph
     raise AttributeError(name)
+
+
+class FakeDevice(AcceleratorDevice):
+    """The record of the fake accelerator."""
+
+    kind = "fake"
+    torch_type = FAKE
+    caps = AcceleratorDevice.caps._replace(captures=True)
+    graph = "Graph"
+    has_run = True
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
+        load()
+        return super().open(threads)
