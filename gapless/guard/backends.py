@@ -49,6 +49,8 @@ class Backend(NamedTuple):
     """What to import where torch itself does not have the kind."""
     warns: bool = False
     """Whether `set_sync_debug_mode("warn")` has torch warn of each call that waits."""
+    times: bool = True
+    """Whether a call that takes long says anything."""
     pageable: Literal["driver", "staged", "shared"] = "driver"
     """What a non-blocking copy does with host memory that is not pinned: the driver decides, and may wait; torch packs
     it into pinned memory before an upload, without a wait; or the device reaches it, so that nothing waits."""
@@ -92,6 +94,8 @@ BACKENDS: dict[str, Backend] = {one.type: one for one in (
     # (aten/src/ATen/mps/MPSEvent.mm, elapsedTime), empty_cache for the stream (MPSAllocator.mm,
     # release_cached_buffers). Copies wrap the host's own pages (native/mps/operations/Copy.mm).
     Backend("mps", (("Event", "elapsed_time", "event-wait"),), streams=(), pageable="shared"),
+    # gapless/testing/native: operators run on the host's own cores, and launching one may take long.
+    Backend("fake", (("Graph", "capture_begin", "graph-capture"),), graphs=("Graph",), times=False),
 )}  # fmt: skip
 """The kinds with a row of their own. Each names the files that it was read from."""
 

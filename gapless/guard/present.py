@@ -13,7 +13,8 @@ import torch
 from .backends import BACKENDS, HOST_TYPES, Backend, backend
 
 OFFERS = "gapless.devices"
-"""The group of entry points by which packages offer devices; loading one registers its backend with torch."""
+"""The group of entry points by which packages offer devices. The module of one registers its backend with torch: when
+it is imported, or by its function `load`."""
 
 _chosen: list[str] = []
 
@@ -73,7 +74,7 @@ def choose(kind: str) -> None:
         if module_of(row) is None and row.package:
             importlib.import_module(row.package)
         elif module_of(row) is None and kind in offered:
-            offered[kind].load()
+            getattr(importlib.import_module(offered[kind].module), "load", lambda: None)()
     except ImportError as error:
         raise ValueError(f"--device {kind} cannot be loaded: {error}; {instead}") from error
     if module_of(row) is None:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from . import callbacks, marks, operators, sync_waits
+from .backends import backend
 from .patches import holding
+from .present import accelerator
 from .sync_calls import SyncCalls, know_methods
 from .sync_ops import SyncOps
 from .watch import Mode, Scope, ThreadState, begin_allowance, current, local
@@ -98,7 +100,7 @@ def no_sync(
         marks.device_tensor(device_tensors)
     marks.pinned_tensor(pinned)
     if slow_ms is None:
-        slow_ms = SLOW_MS if marks.has_accelerator() else 0.0
+        slow_ms = SLOW_MS if marks.has_accelerator() and backend(accelerator()).times else 0.0
     return Region(predicate, mode, round(slow_ms * 1e6))
 
 
