@@ -109,7 +109,10 @@ class CopiedMail(Mail):
         memory = device.ring(1, records * 4 * size).memory.view(torch.int32)
         told = device.ring(1, records * 8).memory.view(torch.int64)
         self._replies, self._tags = memory[0, : records * size].view(records, size), told[0, :records]
-        self._sent, self._sent_tags = torch.zeros_like(self._replies, device=at), torch.zeros_like(self._tags, device=at)
+        self._sent, self._sent_tags = (
+            torch.zeros_like(self._replies, device=at),
+            torch.zeros_like(self._tags, device=at),
+        )
         array, self.told = self._replies.numpy(), self._tags.numpy()
         self._tokens, self._drafted = array[:, :MOST_TOKENS], array[:, first - 1]
         self._drafts = array[:, first : first + places - 1]
