@@ -106,6 +106,7 @@ def spelled_by_fake(record: type[AcceleratorDevice], monkeypatch: pytest.MonkeyP
     return type("SpelledByFake", (record,), {"torch_type": "fake"})
 
 
+@pytest.mark.fake
 class TestRecordsOnTheFake(RecordContract):
     """The other records, with what each has and lacks, on streams that really overlap and are late by a seed."""
 
