@@ -165,7 +165,9 @@ class AcceleratorDevice(Device):
         accelerator.synchronize(self.torch_device)
 
     def memory(self) -> tuple[int, int]:
-        free, total = accelerator.get_memory_info(self.torch_device)
+        general = getattr(accelerator, "get_memory_info", None)  # of newer torch
+        ask = general or torch.get_device_module(self.torch_type).mem_get_info
+        free, total = ask(self.torch_device)
         return free, total
 
     def driver_calls(self, *kinds: str) -> int:
