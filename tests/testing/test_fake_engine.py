@@ -7,11 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from other_weights import checkpoint
 
 from gapless import LLM, SamplingParams
-from gapless.base.errors import DeviceError, EngineError
-from gapless.base.records import Cause
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
