@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapless.device import facts
 from gapless.kernels import layout as L
 from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
@@ -120,19 +121,19 @@ def reach_in_order(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
 # Operators of torch, so that a recorded step reads its rows at each replay, and holds no search bit by bit.
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
-_LIBRARY.impl("draw", _draw_hot, "CPU")
-_LIBRARY.impl("draw", _draw, "CUDA")
+_LIBRARY.impl("draw", _draw_hot, facts.HOST_KEY)
+_LIBRARY.impl("draw", _draw, facts.ANY_KEY)
 _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
-_LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
-_LIBRARY.impl("own_logits", _own_logits, "CUDA")
+_LIBRARY.impl("own_logits", _own_logits_of_few, facts.HOST_KEY)
+_LIBRARY.impl("own_logits", _own_logits, facts.ANY_KEY)
 _LIBRARY.define(
     "leave_masked(Tensor(a!) x, Tensor state, Tensor params, Tensor masks, Tensor rows, Tensor? place) -> ()"
 )
-_LIBRARY.impl("leave_masked", _leave_masked_of_few, "CPU")
-_LIBRARY.impl("leave_masked", _leave_masked, "CUDA")
+_LIBRARY.impl("leave_masked", _leave_masked_of_few, facts.HOST_KEY)
+_LIBRARY.impl("leave_masked", _leave_masked, facts.ANY_KEY)
 _LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
-_LIBRARY.impl("reach", reach_in_order, "CPU")
-_LIBRARY.impl("reach", reach_by_bits, "CUDA")
+_LIBRARY.impl("reach", reach_in_order, facts.HOST_KEY)
+_LIBRARY.impl("reach", reach_by_bits, facts.ANY_KEY)
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
