@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gapless.kernels.arch import Arch
 
@@ -37,10 +37,13 @@ class Tiled(Protocol[T_co]):
 @functools.cache
 def choose_tiles(shape: Tiled[T_co], arch: Arch) -> T_co:
     """Return the tiles for a shape. GAPLESS_TILES=1 prints each choice once, on standard error."""
-    tiles = shape.tiles(arch)
+    tiles: Any = shape.tiles(arch)
+    if hasattr(tiles, "stages"):
+        tiles = tiles._replace(stages=arch.stages(tiles.stages))
     if os.environ.get("GAPLESS_TILES") == "1":
         print(f"{shape} on {arch.vendor} {'.'.join(map(str, arch.capability))}: {tiles}", file=sys.stderr)
-    return tiles
+    found: T_co = tiles
+    return found
 
 
 def padded(size: int) -> int:
@@ -215,7 +218,8 @@ class PromptAttention:
             return AttentionTiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
         full = max(rows, min(128 if dim <= 128 else 64, needed))
         warps, stages = 8 if full >= 128 or dim > 128 else 4, 3 if dim == 128 else 2
-        return AttentionTiles(full, 64 if dim <= 128 else 32, warps, stages)
+        # More than 256 threads have too few registers each.
+        return AttentionTiles(full, 64 if dim <= 128 else 32, min(warps, 256 // arch.warp), stages)
 
 
 @dataclass(frozen=True)
