@@ -1,0 +1,497 @@
+// Operators: a launch learns the shapes of results from Meta kernels, and leaves the work to the CPU's kernel on the
+// stream's thread. What torch must have from a backend itself is metadata only: views and sizes.
+#include "fake.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <torch/library.h>
+
+#include <unordered_map>
+
+namespace gapless::fake {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+// ---- Twins: tensors of the CPU or of no device that lie as those of a call do ----
+
+enum class Side { Cpu, Meta };
+
+struct Bytes {
+  void* address;
+  size_t size;
+};
+
+// A tensor's place in one of the storages of a call.
+struct Place {
+  size_t storage = 0;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  at::ScalarType type = at::kFloat;
+  at::Tensor value;  // of the host: it is its own twin
+
+  at::Tensor twin(const std::vector<c10::Storage>& storages, Side side) const {
+    if (value.defined()) return value;
+    const auto keys = c10::DispatchKeySet(side == Side::Cpu ? c10::DispatchKey::CPU : c10::DispatchKey::Meta);
+    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages[storage]), keys,
+                                                         c10::scalarTypeToTypeMeta(type));
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    return made;
+  }
+};
+
+c10::Storage storage_of(const Bytes& bytes, Side side) {
+  const c10::Storage::use_byte_size_t by_bytes;
+  if (side == Side::Cpu) return c10::Storage(by_bytes, bytes.size, c10::DataPtr(bytes.address, c10::DeviceType::CPU));
+  // A Meta kernel gives results the size that they will have.
+  return c10::Storage(by_bytes, bytes.size, c10::DataPtr(nullptr, c10::DeviceType::Meta),
+                      c10::GetAllocator(c10::DeviceType::Meta), true);
+}
+
+// An argument: a constant, one tensor, or a list of them (-1: none).
+struct Argument {
+  enum Kind { Constant, Tensor, List, OptionalList } kind = Constant;
+  IValue constant;
+  std::vector<int64_t> places;
+};
+
+// What a kernel is given, without any tensor of the device.
+class Call {
+ public:
+  // `here`: tensors of the host are used as they are, and written to.
+  Call(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments, bool here = false) : op_(op), here_(here) {
+    for (const IValue& value : arguments) arguments_.push_back(argument(value));
+  }
+
+  const c10::OperatorHandle& op() const { return op_; }
+
+  // Runs the operator's kernel of this side on twins; returns its results, and the twins in `tensors`.
+  Stack run(Side side, std::vector<at::Tensor>* tensors = nullptr) const {
+    std::vector<c10::Storage> storages;
+    for (const Bytes& bytes : bytes_) storages.push_back(storage_of(bytes, side));
+    std::vector<at::Tensor> twins;
+    for (const Place& place : places_) twins.push_back(place.twin(storages, side));
+    Stack stack;
+    for (const Argument& one : arguments_) stack.push_back(value(one, twins, side));
+    // No gradients, and no counting of versions: the device's own tensors have had both.
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    op_.callBoxed(stack);
+    if (tensors != nullptr) *tensors = std::move(twins);
+    return stack;
+  }
+
+  size_t tensors() const { return places_.size(); }
+  const Place& place(size_t at) const { return places_[at]; }
+
+  // The place of the n-th argument, a tensor.
+  int64_t at(size_t argument) const { return arguments_[argument].places.at(0); }
+  bool is_tensor(size_t argument) const { return arguments_[argument].kind == Argument::Tensor; }
+
+  // Adds a place for a tensor; the same for the same tensor, so that kernels see which arguments are one.
+  int64_t add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return -1;
+    auto [known, is_new] = seen_.emplace(tensor.unsafeGetTensorImpl(), places_.size());
+    if (is_new) places_.push_back(placed(tensor));
+    return static_cast<int64_t>(known->second);
+  }
+
+  void forget_addresses() {  // of tensors: they may be others' soon
+    seen_.clear();
+    storages_.clear();
+  }
+
+ private:
+  Argument argument(const IValue& value) {
+    if (value.isTensor()) return {Argument::Tensor, {}, {add(value.toTensor())}};
+    Argument found;
+    if (value.isTensorList()) {
+      found.kind = Argument::List;
+      for (const at::Tensor& one : value.toTensorVector()) found.places.push_back(add(one));
+    } else if (value.isOptionalTensorList()) {
+      found.kind = Argument::OptionalList;
+      for (const std::optional<at::Tensor>& one : value.toOptionalTensorVector())
+        found.places.push_back(one ? add(*one) : -1);
+    } else {
+      found.constant = value;
+    }
+    return found;
+  }
+
+  Place placed(const at::Tensor& tensor) {
+    if (!tensor.is_privateuseone()) return by_value(tensor);
+    auto* const storage = tensor.storage().unsafeGetStorageImpl();
+    auto [known, is_new] = storages_.emplace(storage, bytes_.size());
+    if (is_new) bytes_.push_back({for_kernels(storage->data()), storage->nbytes()});
+    return {known->second, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type(), {}};
+  }
+
+  // A number may come from the host, as for a kernel of CUDA; and indices, for which CUDA waits as well.
+  Place by_value(const at::Tensor& tensor) {
+    Place place;
+    place.value = tensor;
+    if (here_) return place;
+    const bool is_index = at::isIntegralType(tensor.scalar_type(), true) &&
+                          op_.schema().name().find("index") != std::string::npos;
+    TORCH_CHECK(tensor.is_cpu() && (tensor.dim() == 0 || is_index),
+                "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
+                tensor.device(), "! (", op_.schema().name(), ")");
+    if (tensor.dim() != 0) current().wait(current().submitted());
+    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) place.value = tensor.detach().clone();
+    return place;
+  }
+
+  static IValue value(const Argument& one, const std::vector<at::Tensor>& twins, Side side) {
+    const auto twin = [&](int64_t place) { return place < 0 ? at::Tensor() : twins[static_cast<size_t>(place)]; };
+    if (one.kind == Argument::Tensor) return twin(one.places[0]);
+    if (one.kind == Argument::List) {
+      c10::List<at::Tensor> list;
+      for (int64_t place : one.places) list.push_back(twin(place));
+      return list;
+    }
+    if (one.kind == Argument::OptionalList) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (int64_t place : one.places)
+        list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(twin(place)));
+      return list;
+    }
+    const bool names_us = one.constant.isDevice() && one.constant.toDevice().type() == kFake;
+    return names_us ? IValue(c10::Device(side == Side::Cpu ? c10::kCPU : c10::kMeta)) : one.constant;
+  }
+
+  c10::OperatorHandle op_;
+  bool here_;
+  std::vector<Argument> arguments_;
+  std::vector<Bytes> bytes_;
+  std::vector<Place> places_;
+  std::unordered_map<c10::TensorImpl*, size_t> seen_;
+  std::unordered_map<c10::StorageImpl*, size_t> storages_;
+};
+
+// ---- Launches ----
+
+std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+at::Tensor empty_like_twin(const at::Tensor& twin) {
+  return at::detail::empty_strided_generic(twin.sizes(), twin.strides(), device_allocator(),
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), twin.scalar_type());
+}
+
+// The argument that the n-th result is, or -1 for a new one.
+int64_t alias_of(const c10::FunctionSchema& schema, size_t result) {
+  const auto* info = schema.returns()[result].alias_info();
+  if (info == nullptr) return -1;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* other = schema.arguments()[i].alias_info();
+    if (other != nullptr && other->beforeSets() == info->beforeSets()) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+bool returns_tensors_alone(const c10::FunctionSchema& schema) {
+  for (const auto& one : schema.returns()) {
+    const auto& type = one.type();
+    const bool is_list = type->kind() == c10::TypeKind::ListType &&
+                         type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::TensorType;
+    if (type->kind() != c10::TypeKind::TensorType && !is_list) return false;
+  }
+  return true;
+}
+
+bool makes_results(const c10::FunctionSchema& schema) {
+  for (size_t i = 0; i < schema.returns().size(); ++i)
+    if (alias_of(schema, i) < 0) return true;
+  return false;
+}
+
+bool depends_on_data(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+         !returns_tensors_alone(op.schema());
+}
+
+// Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
+bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& twins) {
+  if (depends_on_data(call.op())) return false;
+  if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
+  try {
+    results = call.run(Side::Meta, &twins);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pair<Place, Bytes>>& to) {
+  for (size_t i = 0; i < to.size(); ++i) {
+    const auto& [place, bytes] = to[i];
+    if (bytes.address == nullptr || !from[i].defined()) continue;
+    const at::Tensor target = place.twin({storage_of(bytes, Side::Cpu)}, Side::Cpu);
+    TORCH_CHECK(target.sizes() == from[i].sizes() && target.scalar_type() == from[i].scalar_type(),
+                "the Meta kernel promised ", target.sizes(), target.scalar_type(), ", the CPU's made ", from[i].sizes(),
+                from[i].scalar_type());
+    target.copy_(from[i]);
+  }
+}
+
+// The new tensors among results, in order.
+std::vector<at::Tensor> made(const c10::FunctionSchema& schema, const Stack& results) {
+  std::vector<at::Tensor> found;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (alias_of(schema, i) >= 0) continue;
+    if (results[i].isTensorList())
+      for (const at::Tensor& one : results[i].toTensorVector()) found.push_back(one);
+    else
+      found.push_back(results[i].toTensor());
+  }
+  return found;
+}
+
+std::pair<Place, Bytes> target_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  Place place{0, tensor.sizes().vec(), tensor.strides().vec(), 0, tensor.scalar_type(), {}};
+  return {place, {for_kernels(tensor.storage().data()), tensor.storage().nbytes()}};
+}
+
+void run_kernel(const Call& call, const std::vector<std::pair<Place, Bytes>>& targets) {
+  try {
+    const Stack results = call.run(Side::Cpu);
+    if (!targets.empty()) copy_results(made(call.op().schema(), results), targets);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error("fake device: " + name_of(call.op()) + ": " + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw std::runtime_error("fake device: " + name_of(call.op()) + ": " + error.what());
+  }
+}
+
+// Gives arguments for results (out=) the sizes that the results have.
+bool resize_outputs(const c10::FunctionSchema& schema, Stack& arguments, const Call& call,
+                    const std::vector<at::Tensor>& twins) {
+  bool resized = false;
+  for (size_t i = 0; i < arguments.size() && !twins.empty(); ++i) {
+    const auto* info = schema.arguments()[i].alias_info();
+    if (info == nullptr || !info->isWrite() || !arguments[i].isTensor() || call.at(i) < 0) continue;
+    const at::Tensor& tensor = arguments[i].toTensor();
+    const at::Tensor& twin = twins[static_cast<size_t>(call.at(i))];
+    if (!tensor.is_privateuseone() || tensor.sizes() == twin.sizes()) continue;
+    at::native::resize_(tensor, twin.sizes());
+    if (tensor.strides() != twin.strides()) tensor.unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    resized = true;
+  }
+  return resized;
+}
+
+// Replaces the arguments on the stack by the results: arguments written to, or new tensors.
+void answer(const c10::FunctionSchema& schema, Stack* stack, const Stack& results, const std::vector<at::Tensor>& fresh) {
+  Stack answers;
+  const size_t first = stack->size() - schema.arguments().size();
+  size_t next = 0;
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    if (const int64_t alias = alias_of(schema, i); alias >= 0) {
+      answers.push_back((*stack)[first + static_cast<size_t>(alias)]);
+    } else if (results[i].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (size_t j = 0; j < results[i].toTensorVector().size(); ++j) list.push_back(fresh[next++]);
+      answers.emplace_back(list);
+    } else if (results[i].isTensor()) {
+      answers.emplace_back(fresh[next++]);
+    } else {
+      answers.push_back(results[i]);
+    }
+  }
+  torch::jit::drop(*stack, schema.arguments().size());
+  for (IValue& one : answers) stack->push_back(std::move(one));
+}
+
+at::Tensor upload(const at::Tensor& value) {
+  if (!value.defined()) return value;
+  at::Tensor made = empty_like_twin(value);
+  current().submit([value, target = target_of(made)] { copy_results({value}, {target}); });
+  return made;
+}
+
+// Waits for the stream, and runs the operator here and now: sizes or values depend on the data.
+void run_here(const c10::OperatorHandle& op, Stack* stack) {
+  const auto& schema = op.schema();
+  forbid_capture(&current(), name_of(op).c_str());
+  current().wait(current().submitted());
+  Stack arguments(torch::jit::last(*stack, schema.arguments().size()).vec());
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // tensors of the device, and what they become
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* info = schema.arguments()[i].alias_info();
+    if (info == nullptr || !info->isWrite() || !arguments[i].isTensor()) continue;
+    const at::Tensor tensor = arguments[i].toTensor();
+    if (!tensor.defined() || !tensor.is_privateuseone()) continue;
+    written.emplace_back(tensor, tensor.cpu());
+    arguments[i] = written.back().second;
+  }
+  const Stack results = Call(op, arguments, true).run(Side::Cpu);
+  for (const auto& [tensor, value] : written) {
+    at::native::resize_(tensor, value.sizes());
+    tensor.copy_(value);
+  }
+  std::vector<at::Tensor> fresh;
+  Stack tensors_alone;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (alias_of(schema, i) >= 0) continue;
+    if (results[i].isTensorList())
+      for (const at::Tensor& one : results[i].toTensorVector()) fresh.push_back(upload(one));
+    else if (results[i].isTensor())
+      fresh.push_back(upload(results[i].toTensor()));
+  }
+  answer(schema, stack, results, fresh);
+}
+
+// Every operator of the device that has no kernel of its own below.
+void launch(const c10::OperatorHandle& op, Stack* stack) {
+  const auto& schema = op.schema();
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "Could not run '", name_of(op),
+                              "' on the fake device: it has no kernel for the CPU, which would compute it");
+  check();
+  Stack arguments(torch::jit::last(*stack, schema.arguments().size()).vec());
+  auto call = std::make_shared<Call>(op, arguments);
+  Stack results;
+  std::vector<at::Tensor> twins;
+  if (!ask_meta(*call, results, twins)) return run_here(op, stack);
+  if (resize_outputs(schema, arguments, *call, twins)) call = std::make_shared<Call>(op, arguments);
+  std::vector<at::Tensor> fresh;
+  std::vector<std::pair<Place, Bytes>> targets;
+  for (const at::Tensor& twin : made(schema, results)) {
+    fresh.push_back(twin.defined() ? empty_like_twin(twin) : at::Tensor());
+    targets.push_back(target_of(fresh.back()));
+  }
+  call->forget_addresses();
+  current().submit([call = std::shared_ptr<const Call>(std::move(call)), targets = std::move(targets)] {
+    run_kernel(*call, targets);
+  });
+  answer(schema, stack, results, fresh);
+}
+
+// ---- Copies ----
+
+std::pair<Place, Bytes> side_of(const at::Tensor& tensor) {
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  void* const address = tensor.is_privateuseone() ? for_kernels(storage->data()) : const_cast<void*>(storage->data());
+  Place place{0, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type(), {}};
+  return {place, {address, storage->nbytes()}};
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  if (target.numel() == 0) return target;
+  const at::Tensor from = source.expand_as(target);
+  TORCH_CHECK(from.is_privateuseone() || from.is_cpu(), "no copy from ", from.device(), " to the fake device");
+  const at::Tensor& host = from.is_cpu() ? from : target;
+  const bool crosses = host.is_cpu();
+  const bool pinned = crosses && is_pinned(host.storage().data());
+  const bool waits = crosses && !(non_blocking && pinned);
+  Stream& stream = current();
+  if (waits) forbid_capture(&stream, "a copy that waits");
+  const auto number = stream.submit([read = side_of(from), written = side_of(target)] {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto whole = [](const std::pair<Place, Bytes>& side) {
+      return side.first.twin({storage_of(side.second, Side::Cpu)}, Side::Cpu);
+    };
+    whole(written).copy_(whole(read));
+  });
+  if (pinned) use_pinned(host.storage().data(), {&stream, number});
+  if (waits) stream.wait(number);
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& target) {
+  target.resize_(source.sizes());
+  return copy_from(source, target, false);
+}
+
+at::Scalar local_scalar(const at::Tensor& tensor) {
+  Stream& stream = current();
+  stream.wait(stream.submitted());
+  const auto side = side_of(tensor);
+  return side.first.twin({storage_of(side.second, Side::Cpu)}, Side::Cpu).item();
+}
+
+// ---- Metadata ----
+
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_allocator(),
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type), format);
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                           device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           c10::dtype_or_default(type));
+}
+
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                      std::optional<c10::SymInt> offset) {
+  std::optional<int64_t> from;
+  if (offset) from = offset->guard_int(__FILE__, __LINE__);
+  return at::cpu::as_strided(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), from);
+}
+
+const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
+  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+}
+
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) { return at::native::set_(self, std::move(source)); }
+
+at::Tensor& set_storage_at(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
+                           c10::SymIntArrayRef stride) {
+  return at::cpu::set_(self, std::move(source), offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(size),
+                       C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, device_allocator(), true);
+  return self.set_(std::move(none), 0, {0}, {});
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  record_on_stream(self.storage().data_ptr(), stream_of(stream));
+}
+
+// Each is one kernel on the CPU: their parts would round differently.
+constexpr const char* kWhole[] = {"linear", "matmul", "scaled_dot_product_attention", "layer_norm", "rms_norm"};
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&launch>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", empty);
+  m.impl("empty_strided", empty_strided);
+  m.impl("as_strided", as_strided);
+  m.impl("resize_", resize);
+  m.impl("view", view);
+  m.impl("_reshape_alias", reshape_alias);
+  m.impl("unfold", at::native::unfold);
+  m.impl("view_as_real", at::native::view_as_real);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("set_", set_nothing);
+  m.impl("set_.source_Tensor", at::native::set_tensor_);
+  m.impl("set_.source_Storage", set_storage);
+  m.impl("set_.source_Storage_storage_offset", set_storage_at);
+  m.impl("record_stream", record_stream);
+  m.impl("_copy_from", copy_from);
+  m.impl("_copy_from_and_resize", copy_from_and_resize);
+  m.impl("_local_scalar_dense", local_scalar);
+  for (const char* name : kWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&launch>());
+}
+
+}  // namespace
+}  // namespace gapless::fake
