@@ -65,4 +65,4 @@ def test_facts_of_an_intel_gpu_come_from_its_own_module(monkeypatch):
     device = torch.device("xpu")
     gpu = arch_of(device)
     assert gpu == ("intel", (0, 0), 56, 128 << 10) and gpu.warp == 32
-    assert not (gpu.early or gpu.rounds_e4m3 or stores_e4m3(device) or device_facts.compiled_for(device))
+    assert not (gpu.early or gpu.has_e4m3 or stores_e4m3(device) or device_facts.compiled_for(device))
