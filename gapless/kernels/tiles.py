@@ -1,7 +1,7 @@
 """Tiles of kernels on a GPU, as data: one pure function of a computation and a GPU.
 
-Nothing is measured at run time: a captured step must not depend on when it was warmed. The choices for AMD's GPUs fit
-what they have, and have never run.
+Nothing is measured at run time: a captured step must not depend on when it was warmed. No choice for AMD's GPUs
+has run: tests compile each, and see that it fits.
 """
 
 from __future__ import annotations
