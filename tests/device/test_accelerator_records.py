@@ -129,6 +129,16 @@ def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.Monk
         ACCELERATORS["rocm"].open(0)
 
 
+@pytest.mark.parametrize(("name", "kernels"), [("gfx942:sramecc+:xnack-", "triton"), ("gfx1100", "torch")])
+def test_an_amd_gpu_runs_the_kernels_that_are_compiled_for_it(name, kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    with emulated_cuda(), guard.no_sync(mode="record"):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=name))
+        device = ACCELERATORS["rocm"].open(0)
+        assert device.caps == ACCELERATORS["rocm"].caps._replace(kernels=kernels)
+        device.close()
+
+
 def test_an_intel_gpu_whose_events_pass_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xpu, "torch_xpu", SimpleNamespace(
         is_available=lambda: True, get_device_name=lambda: "Intel(R) Data Center GPU Max 1550",

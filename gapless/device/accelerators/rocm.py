@@ -8,6 +8,7 @@ import torch
 
 from gapless.base.errors import ConfigError
 from gapless.device.cuda import CudaDevice
+from gapless.device.facts import compiled_for
 
 
 class RocmDevice(CudaDevice):
@@ -26,7 +27,9 @@ class RocmDevice(CudaDevice):
     has_run = False
     missing: ClassVar[tuple[str, ...]] = (
         "Triton kernels are compiled for gfx90a, gfx942 and gfx950, and none has been started on a GPU.",
-        "FP8 of MI300 (gfx942) is fnuz, another format than the e4m3fn of checkpoints: FP8 products are not verified.",
+        "FP8 of MI300 (gfx942) is fnuz, not the e4m3fn of checkpoints: weights and KV in FP8 are decoded by whole "
+        "numbers, and inputs stay in 16 bits.",
+        "On other GPUs of AMD kernels are plain torch.",
         "Whether host threads may poll registered memory during a step is not verified: they wait for fences.",
     )
 
@@ -36,4 +39,7 @@ class RocmDevice(CudaDevice):
             raise ConfigError("device is rocm but torch is not built for ROCm: install torch's wheel for ROCm")
         if not torch.cuda.is_available():
             raise ConfigError("device is rocm but torch sees no AMD GPU: use --device cpu")
-        return cls()
+        device = cls()
+        if not compiled_for(device.torch_device):
+            device.caps = cls.caps._replace(kernels="torch")
+        return device
