@@ -129,6 +129,21 @@ def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.Monk
         ACCELERATORS["rocm"].open(0)
 
 
+@pytest.mark.parametrize(
+    "architecture, kernels", [("gfx942:sramecc+:xnack-", "triton"), ("gfx950", "triton"), ("gfx1100", "torch")]
+)
+def test_rocm_has_triton_on_gpus_that_its_kernels_are_compiled_for(
+    architecture: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    with emulated_cuda(), guard.no_sync(mode="record"):
+        properties = SimpleNamespace(gcnArchName=architecture)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        device = ACCELERATORS["rocm"].open(0)
+        assert device.caps.kernels == kernels
+        device.close()
+
+
 def test_an_intel_gpu_whose_events_pass_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xpu, "torch_xpu", SimpleNamespace(
         is_available=lambda: True, get_device_name=lambda: "Intel(R) Data Center GPU Max 1550",
