@@ -120,6 +120,14 @@ class TestRecordsOnTheFake(RecordContract):
         torch.accelerator.synchronize()
 
 
+@pytest.mark.fake
+def test_gaudi_that_computes_int64_as_int32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.load()
+    monkeypatch.setattr(gaudi, "PRODUCT", gaudi.PRODUCT % (1 << 31))
+    with pytest.raises(ConfigError, match=r"capability int64.*PT_ENABLE_INT64_SUPPORT=1"):
+        spelled_by_fake(ACCELERATORS["gaudi"], monkeypatch).open(0)
+
+
 def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="not built for ROCm"):
         ACCELERATORS["rocm"].open(0)
