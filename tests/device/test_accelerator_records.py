@@ -54,11 +54,13 @@ def test_a_record_is_refused_by_its_name_where_its_backend_is_not(name: str) -> 
 
 def test_names_of_torch_that_records_use_exist() -> None:
     assert all(torch.device(kind).type == kind for kind in TYPES.values() if kind != "npu")
-    assert not torch.xpu.is_available()
-    assert all(callable(getattr(torch.xpu, name)) for name in ("XPUGraph", "graph_pool_handle", "get_device_name"))
-    assert list(inspect.signature(torch.xpu.XPUGraph.capture_begin).parameters) == ["self", "pool"]
+    assert callable(torch.xpu.get_device_name) and not torch.xpu.is_available()
     assert all(callable(getattr(torch.mps, name)) for name in ("recommended_max_memory", "driver_allocated_memory"))
-    assert ACCELERATORS["xpu"].caps.captures and ACCELERATORS["xpu"].caps.pads
+    graphs = hasattr(torch.xpu, "XPUGraph")  # from torch 2.12
+    assert ACCELERATORS["xpu"].caps.captures == ACCELERATORS["xpu"].caps.pads == graphs
+    if graphs:
+        assert callable(torch.xpu.graph_pool_handle)
+        assert list(inspect.signature(torch.xpu.XPUGraph.capture_begin).parameters) == ["self", "pool"]
 
 
 class RecordContract(Contract):
