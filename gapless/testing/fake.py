@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
+from gapless.device.accelerator import AcceleratorDevice
+from gapless.device.seam import Caps
 
 FAKE = "fake"
 EXTENSION = "gapless_fake"
@@ -50,13 +53,25 @@ def _loaded() -> Any:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
     torch.utils.rename_privateuse1_backend(FAKE)
     native.register_graphs()
-    import gapless.testing.fake as this
-
-    torch._register_device_module(FAKE, this)  # type: ignore[no-untyped-call]
+    torch._register_device_module(FAKE, sys.modules[__name__])
     atexit.register(native.shut_down)
     if seed := os.environ.get(SEED_VARIABLE):
         native.delay(int(seed), MOST_US, 2)
     return native
+
+
+class FakeDevice(AcceleratorDevice):
+    """The record of this device: a name, capabilities, and where its graphs are."""
+
+    kind = torch_type = FAKE
+    caps = Caps(captures=True, maps_host=False, own_memory=True)
+    graph = "" if hasattr(torch.accelerator, "Graph") else "Graph"
+    has_run = True
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
+        load()
+        return super().open(threads)
 
 
 def delays(seed: int | None, most_us: int = MOST_US, lazy: bool | None = None) -> None:

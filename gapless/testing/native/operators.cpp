@@ -7,10 +7,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <unordered_map>
@@ -179,6 +179,17 @@ class Call {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
+// Gives a storage room for a tensor that lies so.
+void grow(const c10::Storage& storage, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t item, int64_t offset) {
+  const size_t needed = at::detail::computeStorageNbytes(sizes, strides, item, static_cast<size_t>(offset));
+  if (needed > storage.nbytes()) resize_storage(storage, needed);
+}
+
+void resize_as(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  grow(tensor.storage(), sizes, strides, tensor.itemsize(), tensor.storage_offset());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+}
+
 at::Tensor empty_like_twin(const at::Tensor& twin) {
   return at::detail::empty_strided_generic(twin.sizes(), twin.strides(), device_allocator(),
                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), twin.scalar_type());
@@ -280,8 +291,7 @@ bool resize_outputs(const c10::FunctionSchema& schema, Stack& arguments, const C
     const at::Tensor& tensor = arguments[i].toTensor();
     const at::Tensor& twin = twins[static_cast<size_t>(call.at(i))];
     if (!tensor.is_privateuseone() || tensor.sizes() == twin.sizes()) continue;
-    at::native::resize_(tensor, twin.sizes());
-    if (tensor.strides() != twin.strides()) tensor.unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    resize_as(tensor, twin.sizes(), twin.strides());
     resized = true;
   }
   return resized;
@@ -333,7 +343,7 @@ void run_here(const c10::OperatorHandle& op, Stack* stack) {
   }
   const Stack results = Call(op, arguments, true).run(Side::Cpu);
   for (const auto& [tensor, value] : written) {
-    at::native::resize_(tensor, value.sizes());
+    if (tensor.sizes() != value.sizes()) resize_as(tensor, value.sizes(), value.strides());
     tensor.copy_(value);
   }
   std::vector<at::Tensor> fresh;
@@ -439,7 +449,10 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::Sym
 }
 
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
-  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  if (self.sizes() != sizes) resize_as(self, sizes, c10::contiguous_strides(sizes));
+  if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  return self;
 }
 
 at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
@@ -454,8 +467,11 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) { return at::nativ
 
 at::Tensor& set_storage_at(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
                            c10::SymIntArrayRef stride) {
-  return at::cpu::set_(self, std::move(source), offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(size),
-                       C10_AS_INTARRAYREF_SLOW(stride));
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size), strides = C10_AS_INTARRAYREF_SLOW(stride);
+  const int64_t from = offset.guard_int(__FILE__, __LINE__);
+  const auto packed = c10::contiguous_strides(sizes);
+  grow(source, sizes, strides.empty() ? c10::IntArrayRef(packed) : strides, self.itemsize(), from);
+  return at::cpu::set_(self, std::move(source), from, sizes, strides);
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
