@@ -1,4 +1,4 @@
-"""Facts about the CUDA device that kernels are launched on. None of these functions waits."""
+"""Facts about memory, and about the GPU that kernels are launched on. None of these functions waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")
+"""The host's memory"""
+HOST_KEY, ANY_KEY = "CPU", "CompositeExplicitAutograd"
+"""Dispatch keys of torch: of implementations for the host's memory, and for every device that has none of its own"""
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Return whether the host may read a tensor's memory at once."""
+    return tensor.is_cpu
+
+
+def vector_unit() -> str:
+    """Return the widest vector unit that torch's own code for the host uses."""
+    return torch.backends.cpu.get_cpu_capability().lower()
 
 
 def multiprocessors(device: torch.device) -> int:

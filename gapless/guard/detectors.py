@@ -18,6 +18,7 @@ from .allowed import allowing
 from .children import Children
 from .emulate import emulated_cuda
 from .patches import Patches
+from .present import accelerator, choose
 from .race import RACE_SINKS, no_race
 from .refusals import refuse
 from .report import CountedFinding, Finding, SyncReport
@@ -66,14 +67,18 @@ class Detectors:
     def __init__(
         self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
         folder: str | None = None, serves: bool = False, seed: int = 0, allows: Mapping[str, str] | None = None,
+        device: str = "",
     ) -> None:  # fmt: skip
-        """Choose the named detectors. Raises ValueError for an unknown name.
+        """Choose the named detectors. Raises ValueError for an unknown name, or a device that is not there.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
         on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
         there; with `serves` it only forks children. `seed`: which answers an emulated event gives before it has passed.
-        `allows`: functions inside which waits are allowed, with reasons.
+        `allows`: functions inside which waits are allowed, with reasons. `device`: the kind of accelerator to watch, in
+        place of the one that torch finds.
         """
+        if device:
+            choose(device)
         for name in names:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
@@ -83,7 +88,7 @@ class Detectors:
         self._allows = dict(allows or {})
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
-            "seed": seed, "allows": self._allows,
+            "seed": seed, "allows": self._allows, "device": device,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
@@ -101,6 +106,7 @@ class Detectors:
         self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
+        patches.wrap(torch, "_register_device_module", _registered)
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)
         if self._emulates:
@@ -194,6 +200,15 @@ class Detectors:
     def findings(self) -> list[CountedFinding]:
         """Findings by detector; equal ones are counted."""
         return [entry for report in self._reports.values() for entry in report.entries()]
+
+
+def _registered(original: Any, kind: str, module: Any) -> None:
+    """Replace what tells torch of a backend: while the program runs that is too late to wrap what the backend has."""
+    original(kind, module)
+    if accelerator() not in ("", kind):
+        return
+    print(f"gapless san: torch.{kind} was registered by the program, and is not watched: give --device {kind}",
+          file=sys.stderr)  # fmt: skip
 
 
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -72,6 +74,17 @@ def holding(owner: Any, **values: Any) -> Iterator[None]:
         vars(owner).update(before)
 
 
+_IMMUTABLE = 1 << 8
+"""The flag of classes that refuse to be changed, as all that C declares (Py_TPFLAGS_IMMUTABLETYPE)."""
+
+
+def _set_in_c(owner: type, name: str, value: Any) -> None:
+    """Change a method of a class of C, for its subclasses and for the objects that are there already."""
+    (methods,) = gc.get_referents(vars(owner))
+    methods[name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # no call may go by what it has looked up before
+
+
 class Patches(ExitStack):
     """Replaces attributes, and puts them back when it is closed, the last one first."""
 
@@ -79,6 +92,10 @@ class Patches(ExitStack):
         """Set `owner.name`, until the patches are closed."""
         own = name in vars(owner)
         before = vars(owner).get(name)
+        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE:
+            _set_in_c(owner, name, value)
+            self.callback(_set_in_c, owner, name, before)
+            return
         setattr(owner, name, value)
         self.callback(setattr, owner, name, before) if own else self.callback(delattr, owner, name)
 

@@ -44,7 +44,10 @@ class TestSession:
             json=options.gapless_san_json, sarif=options.gapless_san_sarif, diff=options.gapless_san_diff
         )
         self._base = check_files(self._files)
-        self._emulates = options.gapless_san_device_tensors != "marked"
+        device, tensors = options.gapless_san_device, options.gapless_san_device_tensors
+        if device and tensors:
+            raise ValueError("--device-tensors is for a machine without an accelerator, and --device names one")
+        self._emulates = not device and tensors != "marked"
         if "PYTEST_XDIST_WORKER" in os.environ:
             platform.platform()  # starts a process once: a worker of xdist asks for it
         default = config.rootpath / DEFAULT_FILE
@@ -53,7 +56,7 @@ class TestSession:
         self._detectors = Detectors(
             list(DETECTORS), regions=options.gapless_san_regions,
             emulate_cuda=self._emulates,
-            allows=allowances(options.gapless_san_suppress, file),
+            allows=allowances(options.gapless_san_suppress, file), device=device or "",
         ).__enter__()  # fmt: skip
         self._is_on = True
         self._found: list[dict[str, Any]] = []

@@ -21,7 +21,6 @@ from gapless.device import facts
 from gapless.kernels.arch import INTERPRETER, Arch, arch_of
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
 _TYPES = {
@@ -35,7 +34,7 @@ _TYPES = {
 
 
 def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
-    """Make the operator gapless::triton_<the function's name>, for CUDA, or for the CPU in Triton's interpreter.
+    """Make the operator gapless::triton_<the function's name>, on any device: in Triton's interpreter on the CPU.
 
     Its schema follows from the annotations. The function writes only to the named tensors. Keyword-only parameters are
     for measuring, and not in the operator.
@@ -50,7 +49,7 @@ def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
         arguments.append(f"{kind} {argument}" + ("" if how.default is how.empty else f"={how.default}"))
     returned = signature.return_annotation
     _LIBRARY.define(f"{name}({', '.join(arguments)}) -> {_TYPES.get(returned, returned)}")
-    _LIBRARY.impl(name, function, DISPATCH_KEY)
+    _LIBRARY.impl(name, function, facts.ANY_KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
 from gapless.device.accelerator import AcceleratorDevice
-from gapless.device.seam import Caps
 
 FAKE = "fake"
 EXTENSION = "gapless_fake"
@@ -47,31 +46,19 @@ def load() -> Any:
 def _loaded() -> Any:
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", FAKE):
-        raise ConfigError(f"device fake needs torch's place for a private backend, which has {name!r}: load one of them")
+        raise ConfigError(f"device: fake needs torch's place for a private backend, which {name!r} has: load one only")
     native = build.module(EXTENSION, SOURCES)
     if native is None:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
-    torch.utils.rename_privateuse1_backend(FAKE)
+    rename_privateuse1_backend(FAKE)
     native.register_graphs()
-    torch._register_device_module(FAKE, sys.modules[__name__])
+    import gapless.testing.fake as this
+
+    torch._register_device_module(FAKE, this)  # type: ignore[no-untyped-call]
     atexit.register(native.shut_down)
     if seed := os.environ.get(SEED_VARIABLE):
         native.delay(int(seed), MOST_US, 2)
     return native
-
-
-class FakeDevice(AcceleratorDevice):
-    """The record of this device: a name, capabilities, and where its graphs are."""
-
-    kind = torch_type = FAKE
-    caps = Caps(captures=True, maps_host=False, own_memory=True)
-    graph = "" if hasattr(torch.accelerator, "Graph") else "Graph"
-    has_run = True
-
-    @classmethod
-    def open(cls, threads: int) -> AcceleratorDevice:
-        load()
-        return super().open(threads)
 
 
 def delays(seed: int | None, most_us: int = MOST_US, lazy: bool | None = None) -> None:
@@ -136,3 +123,18 @@ def __getattr__(name: str) -> Any:
     if name == "Graph":
         return load().Graph
     raise AttributeError(name)
+
+
+class FakeDevice(AcceleratorDevice):
+    """The record of the fake accelerator."""
+
+    kind = "fake"
+    torch_type = FAKE
+    caps = AcceleratorDevice.caps._replace(captures=True)
+    graph = "Graph"
+    has_run = True
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
+        load()
+        return super().open(threads)

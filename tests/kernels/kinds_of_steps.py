@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from gapless.base.config import EngineConfig
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import CudaDevice, facts, open_device
-from gapless.kernels import ahead_triton, library_triton, linear
+from gapless.kernels import ahead_triton, linear
 from gapless.kernels.views import Filters
 from gapless.loop.spec import Sizes
 from gapless.model.drafting.draft_model import DraftModel
@@ -73,7 +73,6 @@ def no_gpu() -> None:
     linear.packs = lambda weight: False
     # torch's products launch no kernel of ours, and what they compute is not looked at.
     linear.linear = lambda x, weight, bias: x.new_empty(len(x), len(weight))
-    library_triton.DISPATCH_KEY = "CPU"
     aot.use_driver(pytest.MonkeyPatch(), 90)
     JITFunction._do_compile = compiled  # Triton's own private name: launches end in it
     JITFunction.__getitem__ = lambda self, grid: partial(self.run, grid=grid, warmup=True)

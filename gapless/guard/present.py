@@ -1,0 +1,85 @@
+"""Which accelerator this machine has: the one that torch finds, or the one that a runner was asked to watch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from .backends import BACKENDS, HOST_TYPES, Backend, backend
+
+OFFERS = "gapless.devices"
+"""The group of entry points by which packages offer devices. The module of one registers its backend with torch: when
+it is imported, or by its function `load`."""
+
+_chosen: list[str] = []
+
+
+def accelerator() -> str:
+    """Return the device type of the accelerator, or "" where there is none."""
+    if _chosen:
+        return _chosen[-1]
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "" if found is None else found.type
+
+
+def owner_of(path: str) -> Any:
+    """Return the module or class of torch that has this full name now, or None."""
+    try:
+        return attrgetter(path.removeprefix("torch."))(torch)
+    except AttributeError:
+        return None
+
+
+def definer(owner: Any, name: str) -> Any:
+    """Return where an attribute is defined: the module or class itself, or the class that it inherits it from."""
+    if isinstance(owner, type):
+        return next((one for one in owner.__mro__ if name in vars(one)), None)
+    return owner if hasattr(owner, name) else None
+
+
+def module_of(row: Backend) -> Any:
+    """Return the module of a kind, such as torch.xpu, or None where torch does not have it."""
+    return getattr(torch, row.type, None)
+
+
+def classes_of(row: Backend, names: Iterable[str]) -> list[Any]:
+    """Return the classes of a kind's module that have these names, as far as they are there."""
+    module = module_of(row)
+    return [getattr(module, name) for name in names if hasattr(module, name)]
+
+
+def allocator_stats(row: Backend, name: str) -> dict[str, int]:
+    """Return an allocator's figures, empty where a kind has none or is not in use yet."""
+    module = module_of(row)
+    if not getattr(module, "is_initialized", lambda: True)():
+        return {}
+    try:
+        return dict((getattr(module, name, None) or getattr(torch.accelerator, name))())
+    except (AttributeError, RuntimeError):
+        return {}  # torch.accelerator has them for some kinds
+
+
+def choose(kind: str) -> None:
+    """Watch this kind from now on; what registers it with torch is loaded. Raises ValueError where it is not there."""
+    instead = "--device-tensors cuda emulates CUDA on the CPU"
+    if kind in HOST_TYPES:
+        raise ValueError(f"--device {kind}: that is the host, where nothing waits for a device; {instead}")
+    row, offered = backend(kind), {point.name: point for point in entry_points(group=OFFERS)}
+    try:
+        if module_of(row) is None and row.package:
+            importlib.import_module(row.package)
+        elif module_of(row) is None and kind in offered:
+            getattr(importlib.import_module(offered[kind].module), "load", lambda: None)()
+    except ImportError as error:
+        raise ValueError(f"--device {kind} cannot be loaded: {error}; {instead}") from error
+    if module_of(row) is None:
+        known = ", ".join([*BACKENDS, *sorted(set(offered) - set(BACKENDS))])
+        raise ValueError(f"--device {kind}: torch has no backend of this name; give one of {known}; {instead}")
+    if not module_of(row).is_available():
+        raise ValueError(f"--device {kind}: torch.{kind}.is_available() is False here; {instead}")
+    _chosen[:] = [kind]
