@@ -1,8 +1,9 @@
 // Operators: a launch learns the shapes of results from Meta kernels, and leaves the work to the CPU's kernel on the
 // stream's thread. What torch must have from a backend itself is metadata only: views and sizes.
-#include "fake.h"
+#include "call.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,163 +18,6 @@
 
 namespace gapless::fake {
 namespace {
-
-using c10::IValue;
-using torch::jit::Stack;
-
-// ---- Twins: tensors of the CPU or of no device that lie as those of a call do ----
-
-enum class Side { Cpu, Meta };
-
-struct Bytes {
-  void* address;
-  size_t size;
-};
-
-// A tensor's place in one of the storages of a call.
-struct Place {
-  size_t storage = 0;
-  std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;
-  at::ScalarType type = at::kFloat;
-  at::Tensor value;  // of the host: it is its own twin
-
-  at::Tensor twin(const std::vector<c10::Storage>& storages, Side side) const {
-    if (value.defined()) return value;
-    const auto keys = c10::DispatchKeySet(side == Side::Cpu ? c10::DispatchKey::CPU : c10::DispatchKey::Meta);
-    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages[storage]), keys,
-                                                         c10::scalarTypeToTypeMeta(type));
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-    return made;
-  }
-};
-
-c10::Storage storage_of(const Bytes& bytes, Side side) {
-  const c10::Storage::use_byte_size_t by_bytes;
-  if (side == Side::Cpu) return c10::Storage(by_bytes, bytes.size, c10::DataPtr(bytes.address, c10::DeviceType::CPU));
-  // A Meta kernel gives results the size that they will have.
-  return c10::Storage(by_bytes, bytes.size, c10::DataPtr(nullptr, c10::DeviceType::Meta),
-                      c10::GetAllocator(c10::DeviceType::Meta), true);
-}
-
-// An argument: a constant, one tensor, or a list of them (-1: none).
-struct Argument {
-  enum Kind { Constant, Tensor, List, OptionalList } kind = Constant;
-  IValue constant;
-  std::vector<int64_t> places;
-};
-
-// What a kernel is given, without any tensor of the device.
-class Call {
- public:
-  // `here`: tensors of the host are used as they are, and written to.
-  Call(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments, bool here = false) : op_(op), here_(here) {
-    for (const IValue& value : arguments) arguments_.push_back(argument(value));
-  }
-
-  const c10::OperatorHandle& op() const { return op_; }
-
-  // Runs the operator's kernel of this side on twins; returns its results, and the twins in `tensors`.
-  Stack run(Side side, std::vector<at::Tensor>* tensors = nullptr) const {
-    std::vector<c10::Storage> storages;
-    for (const Bytes& bytes : bytes_) storages.push_back(storage_of(bytes, side));
-    std::vector<at::Tensor> twins;
-    for (const Place& place : places_) twins.push_back(place.twin(storages, side));
-    Stack stack;
-    for (const Argument& one : arguments_) stack.push_back(value(one, twins, side));
-    // No gradients, and no counting of versions: the device's own tensors have had both.
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    op_.callBoxed(stack);
-    if (tensors != nullptr) *tensors = std::move(twins);
-    return stack;
-  }
-
-  size_t tensors() const { return places_.size(); }
-  const Place& place(size_t at) const { return places_[at]; }
-
-  // The place of the n-th argument, a tensor.
-  int64_t at(size_t argument) const { return arguments_[argument].places.at(0); }
-  bool is_tensor(size_t argument) const { return arguments_[argument].kind == Argument::Tensor; }
-
-  // Adds a place for a tensor; the same for the same tensor, so that kernels see which arguments are one.
-  int64_t add(const at::Tensor& tensor) {
-    if (!tensor.defined()) return -1;
-    auto [known, is_new] = seen_.emplace(tensor.unsafeGetTensorImpl(), places_.size());
-    if (is_new) places_.push_back(placed(tensor));
-    return static_cast<int64_t>(known->second);
-  }
-
-  void forget_addresses() {  // of tensors: they may be others' soon
-    seen_.clear();
-    storages_.clear();
-  }
-
- private:
-  Argument argument(const IValue& value) {
-    if (value.isTensor()) return {Argument::Tensor, {}, {add(value.toTensor())}};
-    Argument found;
-    if (value.isTensorList()) {
-      found.kind = Argument::List;
-      for (const at::Tensor& one : value.toTensorVector()) found.places.push_back(add(one));
-    } else if (value.isOptionalTensorList()) {
-      found.kind = Argument::OptionalList;
-      for (const std::optional<at::Tensor>& one : value.toOptionalTensorVector())
-        found.places.push_back(one ? add(*one) : -1);
-    } else {
-      found.constant = value;
-    }
-    return found;
-  }
-
-  Place placed(const at::Tensor& tensor) {
-    if (!tensor.is_privateuseone()) return by_value(tensor);
-    auto* const storage = tensor.storage().unsafeGetStorageImpl();
-    auto [known, is_new] = storages_.emplace(storage, bytes_.size());
-    if (is_new) bytes_.push_back({for_kernels(storage->data()), storage->nbytes()});
-    return {known->second, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type(), {}};
-  }
-
-  // A number may come from the host, as for a kernel of CUDA; and indices, for which CUDA waits as well.
-  Place by_value(const at::Tensor& tensor) {
-    Place place;
-    place.value = tensor;
-    if (here_) return place;
-    const bool is_index = at::isIntegralType(tensor.scalar_type(), true) &&
-                          op_.schema().name().find("index") != std::string::npos;
-    TORCH_CHECK(tensor.is_cpu() && (tensor.dim() == 0 || is_index),
-                "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
-                tensor.device(), "! (", op_.schema().name(), ")");
-    if (tensor.dim() != 0) current().wait(current().submitted());
-    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) place.value = tensor.detach().clone();
-    return place;
-  }
-
-  static IValue value(const Argument& one, const std::vector<at::Tensor>& twins, Side side) {
-    const auto twin = [&](int64_t place) { return place < 0 ? at::Tensor() : twins[static_cast<size_t>(place)]; };
-    if (one.kind == Argument::Tensor) return twin(one.places[0]);
-    if (one.kind == Argument::List) {
-      c10::List<at::Tensor> list;
-      for (int64_t place : one.places) list.push_back(twin(place));
-      return list;
-    }
-    if (one.kind == Argument::OptionalList) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (int64_t place : one.places)
-        list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(twin(place)));
-      return list;
-    }
-    const bool names_us = one.constant.isDevice() && one.constant.toDevice().type() == kFake;
-    return names_us ? IValue(c10::Device(side == Side::Cpu ? c10::kCPU : c10::kMeta)) : one.constant;
-  }
-
-  c10::OperatorHandle op_;
-  bool here_;
-  std::vector<Argument> arguments_;
-  std::vector<Bytes> bytes_;
-  std::vector<Place> places_;
-  std::unordered_map<c10::TensorImpl*, size_t> seen_;
-  std::unordered_map<c10::StorageImpl*, size_t> storages_;
-};
 
 // ---- Launches ----
 
@@ -227,16 +71,33 @@ bool depends_on_data(const c10::OperatorHandle& op) {
          !returns_tensors_alone(op.schema());
 }
 
+using Answer = std::pair<Stack, std::vector<at::Tensor>>;
+constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
+
 // Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
 bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& twins) {
   if (depends_on_data(call.op())) return false;
   if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
+  const auto key = call.key();
+  static auto* const known = new std::unordered_map<std::string, Answer>;
+  static auto* const mutex = new std::mutex;
+  if (key) {
+    std::lock_guard lock(*mutex);
+    if (auto found = known->find(*key); found != known->end()) {
+      std::tie(results, twins) = found->second;
+      return true;
+    }
+  }
   try {
     results = call.run(Side::Meta, &twins);
-    return true;
   } catch (const std::exception&) {
     return false;
   }
+  if (!key) return true;
+  std::lock_guard lock(*mutex);
+  if (known->size() >= kAnswers) known->clear();
+  known->emplace(*key, Answer{results, twins});
+  return true;
 }
 
 void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pair<Place, Bytes>>& to) {
@@ -483,8 +344,18 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   record_on_stream(self.storage().data_ptr(), stream_of(stream));
 }
 
-// Each is one kernel on the CPU: their parts would round differently.
-constexpr const char* kWhole[] = {"linear", "matmul", "scaled_dot_product_attention", "layer_norm", "rms_norm"};
+// One kernel on the CPU: its parts would round differently. Its parts have gradients.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                     bool grouped) {
+  const bool learns = query.requires_grad() || key.requires_grad() || value.requires_grad();
+  if (learns && c10::GradMode::is_enabled())
+    return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, {}, scale, grouped));
+  at::AutoDispatchBelowAutograd below;
+  return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("scaled_dot_product_attention", attention); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&launch>()); }
 
@@ -506,7 +377,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
-  for (const char* name : kWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&launch>());
+  // Backends without a kernel of their own get its parts, which round differently.
+  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&launch>());
+  m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&launch>());
 }
 
 }  // namespace
