@@ -151,7 +151,8 @@ def shapes(x: Tensor) -> list[Tensor]:
         x.permute(1, 0).contiguous(), x.unfold(1, 3, 2), x.as_strided((2, 2), (1, 2)), *x.chunk(2), *x.split(3, 1),
         torch.cat([x, x * 2]), torch.stack([x, x], 1), torch.cat([x, x[:, :1]], dim=1), x.roll(1, 0), x.flip(0),
         x.repeat(2, 1), x.repeat_interleave(2, 0), torch.broadcast_to(x[0], (3, 8)), F.pad(x, (1, 2)), x.diagonal(),
-        x.view(torch.int32), x.clone(memory_format=torch.contiguous_format), x.tril(), *torch.meshgrid(x[0], x[1], indexing="ij"),
+        x.view(torch.int32), x.clone(memory_format=torch.contiguous_format), x.tril(),
+        *torch.meshgrid(x[0], x[1], indexing="ij"),
         x.movedim(0, 1), x.detach(), x.narrow(0, 1, 2), *x.unbind(0), x.new_zeros(3), torch.zeros_like(x), x.half(),
     ]  # fmt: skip
 
@@ -162,15 +163,17 @@ def products(x: Tensor) -> list[Tensor]:
     attended = F.scaled_dot_product_attention(q, q, q, is_causal=True)
     return [
         square, torch.addmm(square, x, x.T), batch @ batch.transpose(1, 2), torch.bmm(batch, batch.transpose(1, 2)),
-        F.linear(x, x, x[:, 0].contiguous()), x @ x[0], torch.einsum("ij,kj->ik", x, x), torch.outer(x[0], x[1]), attended,
-        F.layer_norm(x, (8,)), F.rms_norm(x, (8,)), F.embedding(torch.tensor([1, 0], device=x.device), x),
-        F.one_hot(torch.tensor([1, 0], device=x.device), 3), torch.dot(x[0], x[1]), torch.baddbmm(batch @ batch.mT, batch, batch.mT),
+        F.linear(x, x, x[:, 0].contiguous()), x @ x[0], torch.einsum("ij,kj->ik", x, x), torch.outer(x[0], x[1]),
+        attended, F.layer_norm(x, (8,)), F.rms_norm(x, (8,)), F.embedding(torch.tensor([1, 0], device=x.device), x),
+        F.one_hot(torch.tensor([1, 0], device=x.device), 3), torch.dot(x[0], x[1]),
+        torch.baddbmm(batch @ batch.mT, batch, batch.mT),
     ]  # fmt: skip
 
 
 def decided_by_data(x: Tensor) -> list[object]:
     return [
-        x.nonzero(), x[x > 0], torch.masked_select(x, x < 0), (x > 0).int().unique(return_counts=True), bool((x > 0).any()),
+        x.nonzero(), x[x > 0], torch.masked_select(x, x < 0), (x > 0).int().unique(return_counts=True),
+        bool((x > 0).any()),
         x.sum().item(), x.tolist(), torch.equal(x, x), torch.allclose(x, x + 1), torch.where(x > 1), int(x.argmax()),
         torch.bincount((x > 0).long().flatten()), torch.repeat_interleave(torch.tensor([1, 2], device=x.device)),
         torch.searchsorted(x[0].sort().values, x[1].contiguous()), torch.bucketize(x, x[0].sort().values),
@@ -194,6 +197,21 @@ def test_a_number_of_the_host_is_taken_and_a_tensor_is_refused() -> None:
     assert torch.equal(x[torch.tensor([1, 2])].cpu(), x.cpu()[1:3])
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         x + numbers(4)
+
+
+def test_gradients_and_autocast_are_those_of_the_cpu() -> None:
+    def learned(x: Tensor) -> list[Tensor]:
+        w = x.clone().requires_grad_()
+        q = F.layer_norm(F.linear(x, w), (4,)).reshape(1, 1, 4, 4)
+        (F.scaled_dot_product_attention(q, q, q).sum() + (x @ w.T).square().sum()).backward()
+        assert w.grad is not None
+        return [w.grad]
+
+    x = numbers(4, 8)
+    for one, other in zip(learned(x), learned(x.to("fake")), strict=True):
+        torch.testing.assert_close(one, other.cpu())
+    with torch.autocast("fake", dtype=torch.bfloat16):
+        assert F.linear(x.to("fake"), x.to("fake")).dtype == torch.bfloat16
 
 
 def test_a_wrong_shape_is_an_error_of_the_launch() -> None:
@@ -323,7 +341,7 @@ def test_an_error_of_a_kernel_shows_later_and_stays() -> None:
     x = torch.zeros(4, device="fake")
     y = x[torch.tensor([9]).to("fake")]  # the launch knows nothing of values
     for call in (torch.accelerator.synchronize, lambda: x + 1, y.tolist, lambda: torch.zeros(2).to("fake")):
-        with pytest.raises(RuntimeError, match="fake device: aten::index.*out of bounds"):
+        with pytest.raises(RuntimeError, match=r"fake device: aten::index.*out of bounds"):
             call()
     fake.reset()
     assert (x + 1).tolist() == [1] * 4
@@ -414,7 +432,7 @@ def test_a_custom_operator_that_only_writes_runs_on_the_stream() -> None:
 
 EXITS = {
     "queued": "fake.hold(True); x = torch.ones(1000, device='fake'); y = x + 1",
-    "lazy": "fake.delays(3, lazy=True); [torch.ones(100, device='fake') @ torch.ones(100, device='fake') for _ in range(50)]",
+    "lazy": "fake.delays(3, lazy=True); x = torch.ones(100, device='fake'); [x @ x for _ in range(50)]",
     "busy": "x = torch.ones(500, 500, device='fake'); [x @ x for _ in range(100)]",
 }
 

@@ -99,6 +99,7 @@ class Call {
   // All that a Meta kernel looks at, as bytes; nothing if an argument has none.
   std::optional<std::string> key() const {
     std::string found = c10::toString(op_.operator_name());
+    append(found, c10::get_default_dtype_as_scalartype());
     for (const Place& place : places_) {
       append(found, place.storage);
       append(found, place.offset);
@@ -175,15 +176,24 @@ class Call {
   }
 
   static bool append_constant(std::string& to, const IValue& value) {
-    const auto text = value.tagKind();
-    to.append(text).push_back(0);
-    if (value.isInt()) append(to, value.toInt());
-    else if (value.isBool()) append(to, value.toBool());
-    else if (value.isDouble()) append(to, value.toDouble());
-    else if (value.isIntList()) append(to, value.toIntVector());
-    else if (value.isString()) to.append(value.toStringRef()).push_back(0);
-    else if (value.isDevice()) append(to, static_cast<int64_t>(value.toDevice().type()));
-    else return value.isNone();
+    to.append(value.tagKind()).push_back(0);
+    if (value.isInt()) {
+      append(to, value.toInt());
+    } else if (value.isBool()) {
+      append(to, value.toBool());
+    } else if (value.isDouble()) {
+      append(to, value.toDouble());
+    } else if (value.isString()) {
+      to.append(value.toStringRef()).push_back(0);
+    } else if (value.isDevice()) {
+      append(to, static_cast<int64_t>(value.toDevice().type()));
+    } else if (value.isList()) {
+      append(to, value.toListRef().size());
+      for (const IValue& one : value.toListRef())
+        if (!append_constant(to, one)) return false;
+    } else {
+      return value.isNone();
+    }
     return true;
   }
 

@@ -5,19 +5,12 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/strides.h>
 #include <torch/library.h>
-
-#include <algorithm>
-#include <cstring>
-#include <optional>
-#include <unordered_map>
 
 namespace gapless::fake {
 namespace {
@@ -211,7 +204,6 @@ void run_here(const c10::OperatorHandle& op, Stack* stack) {
     tensor.copy_(value);
   }
   std::vector<at::Tensor> fresh;
-  Stack tensors_alone;
   for (size_t i = 0; i < results.size(); ++i) {
     if (alias_of(schema, i) >= 0) continue;
     if (results[i].isTensorList())
@@ -220,78 +212,6 @@ void run_here(const c10::OperatorHandle& op, Stack* stack) {
       fresh.push_back(upload(results[i].toTensor()));
   }
   answer(schema, stack, results, fresh);
-}
-
-// ---- Answers of Meta kernels, which are Python for the most part ----
-
-void add_word(std::string& key, int64_t word) { key.append(reinterpret_cast<const char*>(&word), sizeof word); }
-
-// Adds to a key what a Meta kernel may look at; returns whether that was possible.
-bool add_to(std::string& key, const IValue& value) {
-  if (value.isTensor() && value.toTensor().defined()) {
-    const at::Tensor& tensor = value.toTensor();
-    for (const int64_t word : {int64_t{1}, tensor.dim(), static_cast<int64_t>(tensor.scalar_type()),
-                               static_cast<int64_t>(tensor.device().type()),
-                               int64_t{tensor.unsafeGetTensorImpl()->is_wrapped_number()}})
-      add_word(key, word);
-    for (const auto& words : {tensor.sizes(), tensor.strides()})
-      for (const int64_t word : words) add_word(key, word);
-  } else if (value.isNone() || value.isTensor()) {
-    add_word(key, 2);
-  } else if (value.isInt() || value.isBool()) {
-    add_word(key, value.isInt() ? 3 : 4);
-    add_word(key, value.isInt() ? value.toInt() : value.toBool());
-  } else if (value.isDouble()) {
-    int64_t bits;
-    const double number = value.toDouble();
-    std::memcpy(&bits, &number, sizeof bits);
-    add_word(key, 5);
-    add_word(key, bits);
-  } else if (value.isString()) {
-    add_word(key, 6);
-    add_word(key, static_cast<int64_t>(value.toStringRef().size()));
-    key += value.toStringRef();
-  } else if (value.isDevice()) {
-    add_word(key, 7);
-    add_word(key, static_cast<int64_t>(value.toDevice().type()));
-  } else if (value.isList()) {
-    const auto list = value.toList().vec();
-    add_word(key, 8);
-    add_word(key, static_cast<int64_t>(list.size()));
-    return std::all_of(list.begin(), list.end(), [&](const IValue& one) { return add_to(key, one); });
-  } else {
-    return false;
-  }
-  return true;
-}
-
-// What the Meta kernel made of such arguments before.
-struct Answers {
-  std::mutex mutex;
-  std::unordered_map<std::string, Stack> results;
-
-  std::optional<Stack> find(const std::string& key) {
-    std::lock_guard lock(mutex);
-    const auto it = results.find(key);
-    return it == results.end() ? std::nullopt : std::optional(it->second);
-  }
-  void keep(const std::string& key, const Stack& found) {
-    std::lock_guard lock(mutex);
-    if (results.size() > 20'000) results.clear();
-    results.emplace(key, found);
-  }
-};
-
-Answers& answers_of_meta() {
-  static auto* one = new Answers;
-  return *one;
-}
-
-std::string key_of(const c10::OperatorHandle& op, const Stack& arguments) {
-  std::string key = name_of(op);
-  add_word(key, static_cast<int64_t>(at::get_default_dtype_as_scalartype()));
-  const bool whole = std::all_of(arguments.begin(), arguments.end(), [&](const IValue& one) { return add_to(key, one); });
-  return whole ? key : "";
 }
 
 // Every operator of the device that has no kernel of its own below.
@@ -304,17 +224,8 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
   auto call = std::make_shared<Call>(op, arguments);
   Stack results;
   std::vector<at::Tensor> twins;
-  const std::string key = key_of(op, arguments);
-  auto known = key.empty() ? std::nullopt : answers_of_meta().find(key);
-  if (known) {
-    results = std::move(*known);
-  } else {
-    if (!ask_meta(*call, results, twins)) return run_here(op, stack);
-    if (resize_outputs(schema, arguments, *call, twins))
-      call = std::make_shared<Call>(op, arguments);
-    else if (!key.empty())
-      answers_of_meta().keep(key, results);
-  }
+  if (!ask_meta(*call, results, twins)) return run_here(op, stack);
+  if (resize_outputs(schema, arguments, *call, twins)) call = std::make_shared<Call>(op, arguments);
   std::vector<at::Tensor> fresh;
   std::vector<std::pair<Place, Bytes>> targets;
   for (const at::Tensor& twin : made(schema, results)) {
@@ -442,6 +353,15 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("scaled_dot_product_attention", attention); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&launch>()); }
+
+// torch.autocast as on a GPU, but for the sums that it would keep in float32: they are, inside the CPU's kernels.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define GAPLESS_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(GAPLESS_LOWER)
+#undef GAPLESS_LOWER
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
