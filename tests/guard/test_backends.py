@@ -118,7 +118,9 @@ def test_the_lint_knows_the_spellings_of_every_kind(tmp_path):
         package = f"import {row.package}\n{row.package}.{row.type}.synchronize()\n" if row.package else ""
         program = tmp_path / f"of_{row.type}.py"
         program.write_text(f"import torch\ntorch.{row.type}.synchronize()\n{package}")
-        assert [one.rule for one in lint.lint([str(program)]).findings] == ["stream-wait"] * (2 if package else 1), row.type
+        assert [one.rule for one in lint.lint([str(program)]).findings] == ["stream-wait"] * (2 if package else 1), (
+            row.type
+        )
 
 
 @pytest.mark.parametrize(("kind", "said"), [
