@@ -79,10 +79,10 @@ _IMMUTABLE = 1 << 8
 
 
 def _set_in_c(owner: type, name: str, value: Any) -> None:
-    """Change a method of a class of C, for its subclasses and for the objects that are there already."""
+    """Change a method of a class of C, for its subclasses and for existing objects too."""
     (methods,) = gc.get_referents(vars(owner))
     methods[name] = value
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # no call may go by what it has looked up before
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # forgets earlier look-ups
 
 
 class Patches(ExitStack):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +17,7 @@ from test_kinds import HERE, header, marked
 
 from gapless import guard
 from gapless.guard import present
+from gapless.guard.detectors import Detectors
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
@@ -52,8 +57,9 @@ SPELLINGS = (
 @pytest.fixture(autouse=True)
 def device(monkeypatch) -> Iterator[None]:
     fake.load()
-    monkeypatch.setattr(present, "_chosen", [])
+    monkeypatch.setattr(present, "CHOSEN", [])
     yield
+    fake.delays(None)
     torch.accelerator.synchronize()
 
 
@@ -69,10 +75,11 @@ def respelled(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_pair_of_programs_has_its_findings_on_the_fake(name, san_file, tmp_path):
+    fake.delays(1, 0, lazy=True)  # streams do nothing before the host waits, or has asked some times
     for part in ("bad", "good"):
         program = HERE / f"{name}_{part}.py"
         path = respelled(f"{name}_{part}.py", tmp_path)
-        code, report, out = san_file(path, "--device", "fake", args=tuple(header(program, "args").split()))
+        _, report, out = san_file(path, "--device", "fake", args=tuple(header(program, "args").split()))
         assert not report["incomplete"], out.err
         found = {(one["line"], one["rule"]) for one in report["findings"] if one["file"] == str(path)}
         assert found == marked(program), out.err
@@ -241,3 +248,64 @@ def test_a_call_is_a_finding_exactly_if_the_host_waits_in_it(name):
 def test_the_table_has_calls_of_both_kinds():
     found = [measured(name, FORMS[name]).waited for name in ("add", "item", "cpu", "a copy to pinned memory")]
     assert found == [False, True, True, False]
+
+
+PROGRAM = """
+import torch
+torch.fake.delays(3)
+x, pinned = torch.ones(4, device="fake"), torch.zeros(4, pin_memory=True)
+pinned.copy_(x, non_blocking=True)
+done = torch.accelerator.current_stream().record_event()
+print(x.sum().item())
+done.synchronize()
+print(pinned.tolist())
+"""
+
+
+@pytest.mark.process
+def test_san_runs_a_program_on_the_fake_in_a_process_of_its_own(tmp_path):
+    program, out = tmp_path / "program.py", tmp_path / "report.json"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "gapless.cli.main", "san", "--device", "fake", "--json", str(out), "--"]
+    done = subprocess.run(
+        [*command, "python", str(program)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    report = json.loads(out.read_text())
+    found = {(one["line"], one["rule"]) for one in report["findings"] if one["file"] == str(program)}
+    assert (done.returncode, found) == (1, {(7, "host-size"), (8, "event-wait")}), done.stderr
+    assert done.stdout == "4.0\n[1.0, 1.0, 1.0, 1.0]\n" and report["watched"]["device_tensors"]
+
+
+def test_a_backend_that_the_program_registers_is_named_as_not_watched(monkeypatch, capsys):
+    monkeypatch.delattr(torch, "fake")
+    with Detectors(["sync"]):
+        torch._register_device_module("fake", fake)
+    assert "torch.fake was registered by the program, and is not watched" in capsys.readouterr().err
+
+
+def test_classes_of_torch_are_as_before_after_a_region():
+    owners = (torch.Stream, torch.Event, torch.accelerator, torch.fake)
+    before = [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
+    with guard.no_sync(mode="record"), guard.no_race("record", track="all"):
+        torch.ones(2, device="fake").sum()
+        assert torch.Stream.synchronize is not before[0]["synchronize"]
+    after = [{name: value for name, value in vars(owner).items() if callable(value)} for owner in owners]
+    assert after == before
+
+
+def test_an_event_of_a_dead_id_has_no_clock_of_the_one_before():
+    with guard.no_race("record", track="all") as checker:
+        stream = torch.Stream("fake")
+        x = torch.zeros(4, device="fake")
+        stream.wait_stream(torch.accelerator.current_stream())
+        for _ in range(3000):
+            event = torch.Event("fake")
+            event.record(stream)
+            del event
+        with stream:
+            x.add_(1)
+        fresh = torch.Event("fake")
+        fresh.synchronize()  # never recorded: it orders nothing
+        x.add_(1)
+    assert [one.rule for one in checker.races] == ["race"]
