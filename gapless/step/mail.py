@@ -98,7 +98,7 @@ class Mail:
 class CopiedMail(Mail):
     """The mail of a device that cannot use the host's memory: programs copy the records.
 
-    What a tag guards is copied after the tag on the way to the device, and before it on the way to the host.
+    What a tag guards is copied to the device after the tag, and to the host before it.
     """
 
     def __init__(self, device: Device, records: int, vocab: int, places: int = 1) -> None:
