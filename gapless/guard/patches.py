@@ -89,10 +89,10 @@ class Patches(ExitStack):
     """Replaces attributes, and puts them back when it is closed, the last one first."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name`, until the patches are closed."""
+        """Set `owner.name`, until the patches are closed. Raises TypeError for a class of C that is not torch's."""
         own = name in vars(owner)
         before = vars(owner).get(name)
-        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE:
+        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE and owner.__module__.startswith("torch"):
             _set_in_c(owner, name, value)
             self.callback(_set_in_c, owner, name, before)
             return

@@ -23,7 +23,10 @@ def accelerator() -> str:
     """Return the device type of the accelerator, or "" where there is none."""
     if CHOSEN:
         return CHOSEN[-1]
-    found = torch.accelerator.current_accelerator(check_available=True)
+    try:
+        found = torch.accelerator.current_accelerator(check_available=True)
+    except RuntimeError:  # a backend whose module is not registered yet
+        return ""
     return "" if found is None else found.type
 
 
