@@ -49,7 +49,7 @@ class AcceleratorDevice(Device):
 
     torch_type: ClassVar[str]
     """torch's device type"""
-    caps = Caps(maps_host=False, own_memory=True)
+    caps = Caps(maps_host=False, own_memory=True, sums="none", registers=False)
     graph: ClassVar[str] = ""
     """The class of its graphs below torch, if not torch.accelerator.Graph: one like torch.cuda.CUDAGraph"""
     pins: ClassVar[bool] = True
@@ -191,8 +191,8 @@ class AcceleratorDevice(Device):
     def host_memory(self, nbytes: int, memory: Tensor | None = None) -> Tensor:
         if memory is not None and self.pins:
             raise ConfigError(
-                f"device: {self.kind} cannot pin memory that processes share (capability registered memory): "
-                "use one rank"
+                f"device: {self.kind} cannot pin memory that processes share (capability registers): use one rank, and "
+                "no role"
             )
         if memory is not None:
             return memory

@@ -93,6 +93,8 @@ class Caps(NamedTuple):
     sums: str = "host"
     """Sums over ranks: host (C++ in memory that their processes share), peers (kernels in memory that GPUs map of each
     other), or none"""
+    registers: bool = True
+    """Whether `host_memory` takes memory that other processes have, too"""
     polled: bool = False
     """Whether programs order their accesses to the host's memory, so that its threads may poll it during a step"""
     pads: bool = False

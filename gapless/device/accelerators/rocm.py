@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from gapless.base.errors import ConfigError
+from gapless.device import facts
 from gapless.device.cuda import CudaDevice
-from gapless.device.facts import compiled_for
 
 
 class RocmDevice(CudaDevice):
@@ -16,22 +16,29 @@ class RocmDevice(CudaDevice):
 
     torch for ROCm spells everything as for CUDA: the type cuda, torch.cuda, CUDAGraph, cudaHostRegister. Only
     torch.version.hip differs (torch's notes/hip.html; HIPGuardImplMasqueradingAsCUDA.h has all of events). CUDA's
-    runtime is not loaded, so uploads and replays go through torch.
+    runtime is not loaded, so uploads and replays go through torch. Triton orders a block's stores by counters of CDNA;
+    other GPUs run plain torch.
     """
 
     kind = "rocm"
     caps = CudaDevice.caps._replace(
+        sums="none",
         polled=False,  # whether registered memory is coherent during a kernel is not verified
         launch_queue=0,
     )
     has_run = False
     missing: ClassVar[tuple[str, ...]] = (
         "Triton kernels are compiled for gfx90a, gfx942 and gfx950, and none has been started on a GPU.",
-        "FP8 of MI300 (gfx942) is fnuz, not the e4m3fn of checkpoints: weights and KV in FP8 are decoded by whole "
-        "numbers, and inputs stay in 16 bits.",
-        "On other GPUs of AMD kernels are plain torch.",
+        "Kernels are plain torch on other AMD GPUs, such as RDNA.",
+        "FP8 is converted by whole numbers: the instructions of MI300 (gfx942) have another format, fnuz.",
+        "Several ranks are refused: their sums are kernels of CUDA.",
         "Whether host threads may poll registered memory during a step is not verified: they wait for fences.",
     )
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not facts.compiled_for(self.torch_device):
+            self.caps = self.caps._replace(kernels="torch")
 
     @classmethod
     def open(cls, threads: int) -> RocmDevice:
@@ -39,7 +46,4 @@ class RocmDevice(CudaDevice):
             raise ConfigError("device is rocm but torch is not built for ROCm: install torch's wheel for ROCm")
         if not torch.cuda.is_available():
             raise ConfigError("device is rocm but torch sees no AMD GPU: use --device cpu")
-        device = cls()
-        if not compiled_for(device.torch_device):
-            device.caps = cls.caps._replace(kernels="torch")
-        return device
+        return cls()
