@@ -30,7 +30,7 @@ def vector_unit() -> str:
 
 
 def _properties(device: torch.device) -> Any:
-    """Return what the backend of a GPU's type says of it: torch.cuda, which serves ROCm too, or torch.xpu."""
+    """Return a GPU's properties, by its type's module: torch.cuda, which serves ROCm too, or torch.xpu."""
     return torch.get_device_module(device).get_device_properties(device)
 
 

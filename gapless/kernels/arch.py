@@ -41,8 +41,8 @@ class Arch(NamedTuple):
         return {"maxnreg": most} if self.vendor == "nvidia" else {}
 
     @property
-    def rounds_e4m3(self) -> bool:
-        """Whether tensor cores multiply e4m3. gfx942 has another format, fnuz, and gfx950 is not tried."""
+    def has_e4m3(self) -> bool:
+        """Whether it converts and multiplies e4m3. gfx942 has another format, fnuz, and gfx950 is not tried."""
         return self.vendor == "nvidia" and self.capability >= (8, 9)
 
     @property

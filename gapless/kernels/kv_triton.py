@@ -54,7 +54,7 @@ def keys_of(keys, where, there, q, MASKED: tl.constexpr):
         k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0)
     else:
         k = tl.load(keys + where[None, :] + offs_d[:, None])
-    return _from_e4m3(k, q.dtype) if k.dtype == tl.uint8 else computable(k)
+    return from_e4m3(k, q.dtype) if k.dtype == tl.uint8 else computable(k)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def values_of(
         v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0)
     else:
         v = tl.load(values + where[:, None] + offs_d[None, :])
-    return _from_e4m3(v, q.dtype) if v.dtype == tl.uint8 else computable(v)
+    return from_e4m3(v, q.dtype) if v.dtype == tl.uint8 else computable(v)
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _as_bytes(place):
 
 
 @triton.jit
-def _from_e4m3(bytes, dtype: tl.constexpr):
+def from_e4m3(bytes, dtype: tl.constexpr):
     if not _INTERPRETED and is_cuda():
         return bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
     # Sign, exponent and fraction at their places in a float32 that is 2^120 too small. The interpreter's conversion

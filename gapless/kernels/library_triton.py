@@ -87,10 +87,10 @@ def counters(device: torch.device, count: int) -> Tensor:
 
 @triton.jit
 def all_stored():
-    """Wait until every thread of a program has stored, so that one of them may signal it.
+    """Wait until every thread of a program has stored, before a single thread signals it to other programs.
 
     On NVIDIA's GPUs a barrier does it. On AMD's, each thread waits for its stores first: the barrier alone orders them
-    in the program, and the signal's write-back waits for those of one thread."""
+    in the program, and the signal's write-back waits for the stores of its own thread."""
     if is_hip():
         # It counts loads and stores on CDNA alone.
         asm: tl.constexpr = "s_waitcnt vmcnt(0)\n v_mov_b32 $0, $1"

@@ -56,7 +56,7 @@ class CodedLinear:
     @property
     def rounds(self) -> bool:
         """True if inputs of several rows are rounded to E4M3."""
-        return self.kind is WeightKind.FP8 and arch(self.weight.device).rounds_e4m3
+        return self.kind is WeightKind.FP8 and arch(self.weight.device).has_e4m3
 
     @classmethod
     def of(cls, matrix: Matrix) -> Self | None:

@@ -1,6 +1,7 @@
 """Tiles of kernels on a GPU, as data: one pure function of a computation and a GPU.
 
-Nothing is measured at run time: a captured step must not depend on when it was warmed.
+Nothing is measured at run time: a captured step must not depend on when it was warmed. No choice for AMD's GPUs
+has run: tests compile each, and see that it fits.
 """
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ class DecodeAttention:
         if self.itemsize > 2:
             return AttentionTiles(rows, 64 if dim <= 64 else 16, 4, 3)
         if self.value_bits < 16 and self.many and rows == 16 and dim <= 128:
-            return AttentionTiles(rows, 16 * self.value_bits, 4, 3)
+            # To decode by whole numbers takes registers.
+            return AttentionTiles(rows, 64 if arch.vendor == "amd" else 16 * self.value_bits, 4, 3)
         if self.many and rows == 16 and dim <= 128:
             return AttentionTiles(rows, max(16, 4096 // dim), 2, 4)
         return AttentionTiles(rows, max(32, 8192 // dim), 4, 3)

@@ -47,7 +47,7 @@ class Codes(NamedTuple):
             types = CODE_TYPES | {"weight": "*i32", "x": "*i64"}
             kernel, warps, stages, free = quantised_row_kernel, one.warps, 3, ()
         else:
-            rounded = self.rounded and gpu.rounds_e4m3
+            rounded = self.rounded and gpu.has_e4m3
             tiles = choose_tiles(QuantisedProduct(self.rows, self.columns, self.depth, self.group, rounded), gpu)
             constants |= {"PACKED": early, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth}
             constants["SPLITS"] = tiles.splits

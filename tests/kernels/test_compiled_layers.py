@@ -391,6 +391,7 @@ FITS = [
 def test_an_attention_kernel_fits_its_gpu(variant, capability, spilled):
     found = variant.build(capability)
     assert found.trouble(capability, spilled) == []
+    assert ("e4m3x2" in found.code) == bool(variant.kv), "e4m3 is converted by instructions"
     if not variant.kernel.startswith("combine"):
         assert "cp.async" in found.code
         wanted = MULTIPLIES.get(capability, "mma.sync") if variant.kernel == "prefill" else "mma.sync"
