@@ -18,7 +18,7 @@ _COMMON: tuple[Wait, ...] = (
     ("Event", "synchronize", "event-wait"),
     ("Event", "query", "event-poll"),
 )
-"""What waits in the module of every kind: the interface that torch asks of a device's module."""
+"""Waits in the module of every kind: the interface that torch asks of a device's module."""
 
 GENERIC: tuple[Wait, ...] = (
     ("torch.accelerator", "synchronize", "stream-wait"),
@@ -31,7 +31,7 @@ GENERIC: tuple[Wait, ...] = (
     ("torch.Event", "synchronize", "event-wait"),
     ("torch.Event", "query", "event-poll"),
 )
-"""What waits on any kind (torch/accelerator/__init__.py, memory.py and graphs.py; torch/csrc/Stream.cpp, Event.cpp)."""
+"""Waits on any kind (torch/accelerator/__init__.py, memory.py and graphs.py; torch/csrc/Stream.cpp, Event.cpp)."""
 
 
 class Backend(NamedTuple):
@@ -40,20 +40,20 @@ class Backend(NamedTuple):
     type: str
     """Torch's device type, which is also the name of its module in torch and of the method of tensors."""
     waits: tuple[Wait, ...] = ()
-    """What waits beside the common names; modules and classes by their names inside of torch.TYPE."""
+    """The functions that wait beside the common ones; modules and classes by their names inside of torch.TYPE."""
     streams: tuple[str, ...] = ("Stream",)
     events: tuple[str, ...] = ("Event",)
     graphs: tuple[str, ...] = ()
     """Classes of graphs, beside torch.accelerator.Graph."""
     package: str = ""
-    """What to import where torch itself does not have the kind."""
+    """The package that registers the kind, if torch itself does not have it; `import torch` imports it."""
     warns: bool = False
     """Whether `set_sync_debug_mode("warn")` has torch warn of each call that waits."""
     times: bool = True
-    """Whether a call that takes long says anything."""
+    """Whether a call that takes long is a finding."""
     pageable: Literal["driver", "staged", "shared"] = "driver"
-    """What a non-blocking copy does with host memory that is not pinned: the driver decides, and may wait; torch packs
-    it into pinned memory before an upload, without a wait; or the device reaches it, so that nothing waits."""
+    """How a non-blocking copy treats host memory that is not pinned: the driver decides, and may wait; torch packs it
+    into pinned memory before an upload, without a wait; or the device reaches it, so that nothing waits."""
 
     def all_waits(self) -> list[Wait]:
         """Return everything of this kind that waits, by full names."""
@@ -65,13 +65,13 @@ def _captures(graph: str) -> tuple[Wait, ...]:
     return ((graph, "capture_begin", "graph-capture"), ("graph", "__enter__", "graph-capture"))
 
 
-BACKENDS: dict[str, Backend] = {one.type: one for one in (
+KINDS_OF_DEVICES: dict[str, Backend] = {one.type: one for one in (
     # torch/cuda/__init__.py, streams.py, graphs.py; c10/cuda/CUDAFunctions.cpp has the warning.
     Backend("cuda", _captures("CUDAGraph"), graphs=("CUDAGraph",), warns=True),
     # torch/xpu/__init__.py, streams.py, graphs.py (XPUGraph since torch 2.12). A non-blocking upload of pageable memory
     # goes through pinned memory that torch allocates: intel/torch-xpu-ops, src/ATen/native/xpu/Copy.cpp, _copy_xpu.
     Backend("xpu", _captures("XPUGraph"), graphs=("XPUGraph",), pageable="staged"),
-    # Ascend/pytorch: torch_npu/npu/__init__.py, streams.py, graphs.py; utils.py, where get_npu_overflow_flag reads a
+    # Ascend/pytorch: torch_npu/npu/__init__.py, streams.py, graphs.py; utils.py: get_npu_overflow_flag reads a
     # tensor; csrc/core/npu/NPUFunctions.cpp has the warning. Blocking copies begin with aclrtSynchronizeStream
     # (csrc/aten/ops/op_api/CopyKernelOpApi.cpp). ExternalEvent orders streams and has nothing that waits.
     Backend(
@@ -104,4 +104,4 @@ HOST_TYPES = ("cpu", "meta")
 
 def backend(kind: str) -> Backend:
     """Return the row of a device type, or one with the common names alone."""
-    return BACKENDS.get(kind) or Backend(kind)
+    return KINDS_OF_DEVICES.get(kind) or Backend(kind)

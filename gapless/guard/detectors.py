@@ -18,7 +18,7 @@ from .allowed import allowing
 from .children import Children
 from .emulate import emulated_cuda
 from .patches import Patches
-from .present import accelerator, choose
+from .present import CHOSEN, accelerator, choose
 from .race import RACE_SINKS, no_race
 from .refusals import refuse
 from .report import CountedFinding, Finding, SyncReport
@@ -67,18 +67,14 @@ class Detectors:
     def __init__(
         self, names: list[str], *, regions: bool = False, emulate_cuda: bool = False,
         folder: str | None = None, serves: bool = False, seed: int = 0, allows: Mapping[str, str] | None = None,
-        device: str = "",
     ) -> None:  # fmt: skip
-        """Choose the named detectors. Raises ValueError for an unknown name, or a device that is not there.
+        """Choose the named detectors. Raises ValueError for an unknown name.
 
         `regions`: only the program's own regions are checked. `emulate_cuda`: on a machine without CUDA it is emulated
         on the CPU, so that torch.cuda.is_available() is true. `folder`: this process is a child, and its report goes
         there; with `serves` it only forks children. `seed`: which answers an emulated event gives before it has passed.
-        `allows`: functions inside which waits are allowed, with reasons. `device`: the kind of accelerator to watch, in
-        place of the one that torch finds.
+        `allows`: functions inside which waits are allowed, with reasons.
         """
-        if device:
-            choose(device)
         for name in names:
             if name not in DETECTORS:
                 raise ValueError(f"unknown detector {name!r}; there are {', '.join(DETECTORS)}")
@@ -88,7 +84,7 @@ class Detectors:
         self._allows = dict(allows or {})
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
-            "seed": seed, "allows": self._allows, "device": device,
+            "seed": seed, "allows": self._allows, "devices": CHOSEN,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
@@ -237,9 +233,16 @@ def _compile_again() -> None:
         torch.compiler.set_stance("default")
 
 
+def choose_all(given: dict[str, Any]) -> None:
+    """Watch the kinds of accelerators that a parent's options name, and take them out of the options."""
+    for kind in given.pop("devices"):
+        choose(kind)
+
+
 def arrive(options: str) -> None:
     """Check this process, a child that multiprocessing has spawned, with the `options` of its parent."""
     given = json.loads(options)
+    choose_all(given)
     detectors = Detectors(given.pop("names"), **given)
     detectors.__enter__()
     atexit.register(detectors.__exit__)

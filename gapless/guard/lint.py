@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from .backends import BACKENDS, GENERIC
+from .backends import GENERIC, KINDS_OF_DEVICES
 from .lint_facts import gather
 from .lint_flow import Flow, known_names
 from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
@@ -30,7 +30,7 @@ _SIZED = ("arange", "full", "zeros", "ones", "empty", "linspace", "randint", "ra
 _READ = ("equal", "allclose", "is_nonzero", "inv", "inverse", "solve", "cholesky", "lu_factor", "ldl_factor")
 """Functions that read an answer or an error code. The ones whose names end with _ex do not."""
 _COUNTED = ("bincount", "unique", "unique_consecutive")
-_WAITS = (*GENERIC, *(wait for row in BACKENDS.values() for wait in row.all_waits()), *COLLECTIVES)
+_WAITS = (*GENERIC, *(wait for row in KINDS_OF_DEVICES.values() for wait in row.all_waits()), *COLLECTIVES)
 # One query is no poll; a context is entered where it is made.
 _CALLS = {f"{owner}.{name}".removesuffix(".__enter__"): rule for owner, name, rule in _WAITS if rule != "event-poll"}
 
@@ -200,7 +200,7 @@ class Linter(Flow):
             yield "event-wait"
         elif name == "capture_begin":
             yield "graph-capture"
-        elif name in ("to", *BACKENDS) and base.tensor:
+        elif name in ("to", *KINDS_OF_DEVICES) and base.tensor:
             yield from self._placing(node, name, base)
         elif name == "copy_" and base.tensor and node.args:
             yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
@@ -228,7 +228,7 @@ class Linter(Flow):
         target = self.names.target_device(node)
         if target is None and name == "to":
             return
-        place = "gpu" if target is None or name in BACKENDS else self.names.device(target)
+        place = "gpu" if target is None or name in KINDS_OF_DEVICES else self.names.device(target)
         given = keyword(node, "non_blocking")
         asynchronous = says_true(given)
         if place == "cpu":

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import forks
 from .backends import HOST_TYPES
+from .present import accelerator
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ default = _Default()
 
 def has_accelerator() -> bool:
     """Return whether there is a real accelerator: torch's own answer may be emulated."""
-    return emulated.type == "cpu" and torch.accelerator.is_available()
+    return emulated.type == "cpu" and accelerator() != ""
 
 
 _MARKS_BEFORE_SWEEP = 4096

@@ -79,20 +79,20 @@ _IMMUTABLE = 1 << 8
 
 
 def _set_in_c(owner: type, name: str, value: Any) -> None:
-    """Change a method of a class of C, for its subclasses and for the objects that are there already."""
+    """Change a method of a class of C, for its subclasses and for existing objects too."""
     (methods,) = gc.get_referents(vars(owner))
     methods[name] = value
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # no call may go by what it has looked up before
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # forgets earlier look-ups
 
 
 class Patches(ExitStack):
     """Replaces attributes, and puts them back when it is closed, the last one first."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name`, until the patches are closed."""
+        """Set `owner.name`, until the patches are closed. Raises TypeError for a class of C that is not torch's."""
         own = name in vars(owner)
         before = vars(owner).get(name)
-        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE:
+        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE and owner.__module__.startswith("torch"):
             _set_in_c(owner, name, value)
             self.callback(_set_in_c, owner, name, before)
             return

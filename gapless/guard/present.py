@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from operator import attrgetter
@@ -10,20 +10,23 @@ from typing import Any
 
 import torch
 
-from .backends import BACKENDS, HOST_TYPES, Backend, backend
+from .backends import HOST_TYPES, KINDS_OF_DEVICES, Backend, backend
 
 OFFERS = "gapless.devices"
-"""The group of entry points by which packages offer devices. The module of one registers its backend with torch: when
-it is imported, or by its function `load`."""
+"""Packages offer devices by these entry points; a module's function `load` registers its backend."""
 
-_chosen: list[str] = []
+CHOSEN: list[str] = []
+"""The device type that a runner was asked to watch, if it was."""
 
 
 def accelerator() -> str:
     """Return the device type of the accelerator, or "" where there is none."""
-    if _chosen:
-        return _chosen[-1]
-    found = torch.accelerator.current_accelerator(check_available=True)
+    if CHOSEN:
+        return CHOSEN[-1]
+    try:
+        found = torch.accelerator.current_accelerator(check_available=True)
+    except RuntimeError:  # a backend whose module is not registered yet
+        return ""
     return "" if found is None else found.type
 
 
@@ -48,13 +51,13 @@ def module_of(row: Backend) -> Any:
 
 
 def classes_of(row: Backend, names: Iterable[str]) -> list[Any]:
-    """Return the classes of a kind's module that have these names, as far as they are there."""
+    """Return the classes of a kind's module that have these names and exist."""
     module = module_of(row)
     return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
 def allocator_stats(row: Backend, name: str) -> dict[str, int]:
-    """Return an allocator's figures, empty where a kind has none or is not in use yet."""
+    """Return an allocator's figures, none for a kind that does not count or is not in use yet."""
     module = module_of(row)
     if not getattr(module, "is_initialized", lambda: True)():
         return {}
@@ -65,21 +68,20 @@ def allocator_stats(row: Backend, name: str) -> dict[str, int]:
 
 
 def choose(kind: str) -> None:
-    """Watch this kind from now on; what registers it with torch is loaded. Raises ValueError where it is not there."""
+    """Watch this kind from now on, and load its backend. Raises ValueError if this machine does not have it."""
     instead = "--device-tensors cuda emulates CUDA on the CPU"
     if kind in HOST_TYPES:
         raise ValueError(f"--device {kind}: that is the host, where nothing waits for a device; {instead}")
     row, offered = backend(kind), {point.name: point for point in entry_points(group=OFFERS)}
-    try:
-        if module_of(row) is None and row.package:
-            importlib.import_module(row.package)
-        elif module_of(row) is None and kind in offered:
-            getattr(importlib.import_module(offered[kind].module), "load", lambda: None)()
-    except ImportError as error:
-        raise ValueError(f"--device {kind} cannot be loaded: {error}; {instead}") from error
+    if module_of(row) is None and kind in offered:
+        point = offered[kind]
+        point.load()
+        getattr(sys.modules[point.module], "load", lambda: None)()
+    if module_of(row) is None and row.package:
+        raise ValueError(f"--device {kind}: torch.{kind} comes with {row.package}, which is not installed; {instead}")
     if module_of(row) is None:
-        known = ", ".join([*BACKENDS, *sorted(set(offered) - set(BACKENDS))])
+        known = ", ".join([*KINDS_OF_DEVICES, *sorted(set(offered) - set(KINDS_OF_DEVICES))])
         raise ValueError(f"--device {kind}: torch has no backend of this name; give one of {known}; {instead}")
     if not module_of(row).is_available():
         raise ValueError(f"--device {kind}: torch.{kind}.is_available() is False here; {instead}")
-    _chosen[:] = [kind]
+    CHOSEN[:] = [kind]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from .detectors import DETECTORS, Detectors
+from .present import choose
 from .report import CountedFinding, Finding, as_text
 from .report_files import as_dict, check_files, merged, write_files
 from .run import EXIT_FOUND, EXIT_UNWATCHED, EXIT_USAGE, UNWATCHED
@@ -47,6 +48,8 @@ class TestSession:
         device, tensors = options.gapless_san_device, options.gapless_san_device_tensors
         if device and tensors:
             raise ValueError("--device-tensors is for a machine without an accelerator, and --device names one")
+        if device:
+            choose(device)
         self._emulates = not device and tensors != "marked"
         if "PYTEST_XDIST_WORKER" in os.environ:
             platform.platform()  # starts a process once: a worker of xdist asks for it
@@ -56,7 +59,7 @@ class TestSession:
         self._detectors = Detectors(
             list(DETECTORS), regions=options.gapless_san_regions,
             emulate_cuda=self._emulates,
-            allows=allowances(options.gapless_san_suppress, file), device=device or "",
+            allows=allowances(options.gapless_san_suppress, file),
         ).__enter__()  # fmt: skip
         self._is_on = True
         self._found: list[dict[str, Any]] = []

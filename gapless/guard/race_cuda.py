@@ -1,4 +1,4 @@
-"""Follows streams of CUDA, which has fast ways to ask for the current one, and those of an emulated CUDA."""
+"""Follows streams of CUDA, which has fast ways to ask for the current one, and of an emulated CUDA."""
 
 from __future__ import annotations
 

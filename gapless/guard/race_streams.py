@@ -25,7 +25,7 @@ from .sync_rules import WAITING
 from .watch import ON_WAIT, ThreadState, current
 
 _MARKS_BEFORE_SWEEP = 1024
-"""The number of kept clocks that has those of dead events dropped."""
+"""Dead events' clocks are dropped at this number."""
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
@@ -52,7 +52,7 @@ class _Once:
     def wrap(
         self, owner: Any, name: str, around: Callable[..., Any], only: Callable[[Any], bool] = lambda found: True
     ) -> None:
-        """Wrap `owner.name` if it is there, was not wrapped before, and `only` says so of it."""
+        """Wrap `owner.name` if it exists, is not wrapped yet, and `only` is true of it."""
         owner = definer(owner, name)
         if owner is not None and (id(owner), name) not in self._done and only(getattr(owner, name)):
             self._done.add((id(owner), name))
@@ -68,7 +68,7 @@ def _stream_of(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 
 def _capturing(module: Any) -> Callable[[], bool]:
-    """Return the function that says whether the calling thread captures a graph."""
+    """Return the function that answers whether the calling thread captures a graph."""
     own: Callable[[], bool] | None = getattr(module, "is_current_stream_capturing", None)
     if own is not None:
         return own
@@ -237,7 +237,7 @@ class StreamWatch:
         for stream in (*classes_of(row, row.streams), torch.Stream):
             wrap(stream, "synchronize", self._stream_seen)
             wrap(stream, "query", self._stream_seen)
-        # Those of Python call an event's methods.
+        # Methods of Python call the event's.
         wrap(torch.Stream, "record_event", self._stream_records, _in_c)
         wrap(torch.Stream, "wait_event", self._stream_waits, _in_c)
         wrap(torch.Stream, "wait_stream", self._stream_follows, _in_c)
@@ -251,7 +251,7 @@ class StreamWatch:
         for graph in (*classes_of(row, row.graphs), getattr(torch.accelerator, "Graph", None)):
             wrap(graph, "replay", self._replay)
 
-    # Where no stream is given, an event takes the current one; some kinds have events that take none at all.
+    # An event without a stream takes the current one; on MPS events take none at all.
 
     def _record(self, original: Any, event: Any, *given: Any, **named: Any) -> None:
         original(event, *given, **named)
@@ -262,7 +262,7 @@ class StreamWatch:
         self._keep(event, self._checker.agents.record(self.agent_of(stream), self._checker.sites.here()))
 
     def _keep(self, event: Any, clock: VectorClock) -> None:
-        """Keep a clock on the event itself, where it takes attributes."""
+        """Keep a clock, on the event itself if that takes attributes."""
         if hasattr(event, "__dict__"):
             setattr(event, self._mark, clock)
             return

@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("args", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     from .detectors import DETECTORS, Detectors
+    from .present import choose
 
     try:
         suppressions = gather(options.suppress, options.suppressions)
@@ -83,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
+        if options.device:
+            choose(options.device)
         detectors = Detectors(
             names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed,
-            allows=allowances(options.suppress, options.suppressions), device=options.device,
+            allows=allowances(options.suppress, options.suppressions),
         )  # fmt: skip
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
@@ -143,9 +146,10 @@ def follow(options: str) -> int:
 
     Returns the exit code.
     """
-    from .detectors import Detectors
+    from .detectors import Detectors, choose_all
 
     given = json.loads(options)
+    choose_all(given)
     is_module = sys.argv[1] == "-m"
     program, *args = sys.argv[2 if is_module else 1 :]
     before = set(threading.enumerate())

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
-from .backends import BACKENDS
+from .backends import KINDS_OF_DEVICES
 from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import NONE_GIVEN, OPERATORS, composite
@@ -206,7 +206,7 @@ def _moving(kind: str) -> CallHandler:
 
 def know_methods() -> None:
     """Take in the methods of tensors that copy to a device: a backend adds its own when it is registered."""
-    for kind in {*BACKENDS, accelerator() or "cuda"}:
+    for kind in {*KINDS_OF_DEVICES, accelerator() or "cuda"}:
         method = getattr(Tensor, kind, None)
         if method is not None and method not in _HANDLERS:
             _HANDLERS[method] = _moving(kind)

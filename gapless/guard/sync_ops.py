@@ -96,7 +96,16 @@ def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None
                 return "mask-index"
         elif index.dim() and index.numel() and not watch.is_device(index):
             return "index-by-host"
-    return None
+    return "index-by-host" if watch.real and _indexes_by_list(watch.call) else None
+
+
+def _indexes_by_list(call: TorchCall | None) -> bool:
+    """Return whether the user indexes by host data. Torch uploads it itself for all kinds but CUDA, past all modes."""
+    if call is None or call.func not in _INDEXING:
+        return False
+    index = call.args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    return any([hasattr(one, "__len__") and not isinstance(one, Tensor) and len(one) > 0 for one in parts])
 
 
 def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:

@@ -111,6 +111,10 @@ def synchronize(device: Any = None) -> None:
     torch.accelerator.synchronize()
 
 
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
 def manual_seed_all(seed: int) -> None:
     """Do nothing: random numbers come from the CPU's generator."""
 

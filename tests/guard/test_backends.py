@@ -10,13 +10,13 @@ import torch
 
 from gapless import guard
 from gapless.guard import lint, present
-from gapless.guard.backends import BACKENDS, GENERIC, Backend, backend
+from gapless.guard.backends import GENERIC, KINDS_OF_DEVICES, Backend, backend
 
 OWN_MODULES = ("cuda", "xpu", "mps")
 """Kinds whose modules torch itself has on every machine."""
 NEWER = {("torch.accelerator.Graph", "capture_begin"), ("torch.accelerator.Graph", "__enter__")}
 """What older versions of torch lack."""
-ROWS = [*BACKENDS.values(), Backend("other")]
+ROWS = [*KINDS_OF_DEVICES.values(), Backend("other")]
 
 
 def stand_in(row: Backend) -> ModuleType:
@@ -44,7 +44,7 @@ def played(request, monkeypatch):
     row = request.param
     module = stand_in(row)
     monkeypatch.setattr(torch, row.type, module, raising=False)
-    monkeypatch.setattr(present, "_chosen", [row.type])
+    monkeypatch.setattr(present, "CHOSEN", [row.type])
     return row, module
 
 
@@ -88,7 +88,7 @@ def test_generic_names_are_there_in_torch():
 
 
 def test_a_class_of_c_is_patched_for_objects_that_exist_and_put_back(monkeypatch):
-    monkeypatch.setattr(present, "_chosen", ["xpu"])
+    monkeypatch.setattr(present, "CHOSEN", ["xpu"])
     stream, event = torch.Stream("cpu"), torch.Event("cpu")
     before = torch.Stream.synchronize, torch.Event.query
     for _ in range(3):
@@ -107,24 +107,26 @@ def test_a_class_of_c_is_patched_for_objects_that_exist_and_put_back(monkeypatch
 def test_copies_of_pageable_memory_wait_where_the_row_says(kind, up, down, monkeypatch):
     from gapless.guard.sync_ops import copy_rule
 
-    monkeypatch.setattr(present, "_chosen", [kind])
+    monkeypatch.setattr(present, "CHOSEN", [kind])
     assert copy_rule(torch.zeros(4), True, up=True) == up
     assert copy_rule(torch.zeros(4), True, up=False) == down
     assert copy_rule(torch.zeros(4), False, up=True) == "upload"
 
 
 def test_the_lint_knows_the_spellings_of_every_kind(tmp_path):
-    for row in BACKENDS.values():
+    for row in KINDS_OF_DEVICES.values():
         package = f"import {row.package}\n{row.package}.{row.type}.synchronize()\n" if row.package else ""
         program = tmp_path / f"of_{row.type}.py"
         program.write_text(f"import torch\ntorch.{row.type}.synchronize()\n{package}")
-        found = [one.rule for one in lint.lint([str(program)]).findings]
-        assert found == ["stream-wait"] * (2 if package else 1), row.type
+        assert [one.rule for one in lint.lint([str(program)]).findings] == ["stream-wait"] * (2 if package else 1), (
+            row.type
+        )
 
 
 @pytest.mark.parametrize(("kind", "said"), [
     ("cpu", "that is the host"), ("nothing", "torch has no backend of this name; give one of cuda, xpu"),
-    ("npu", "cannot be loaded: No module named 'torch_npu'"), ("xpu", "torch.xpu.is_available() is False here"),
+    ("npu", "torch.npu comes with torch_npu, which is not installed"),
+    ("xpu", "torch.xpu.is_available() is False here"),
 ])  # fmt: skip
 def test_a_device_that_is_not_there_is_refused_with_what_to_use(kind, said):
     with pytest.raises(ValueError, match="--device-tensors cuda emulates") as caught:

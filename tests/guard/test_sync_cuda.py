@@ -14,9 +14,9 @@ from torch_internals import operators
 
 from gapless import guard
 from gapless.guard import sync_calls, sync_waits
-from gapless.guard.backends import BACKENDS
+from gapless.guard.backends import KINDS_OF_DEVICES
 
-WAITS = (*BACKENDS["cuda"].all_waits(), ("torch.accelerator", "synchronize", "stream-wait"))
+WAITS = (*KINDS_OF_DEVICES["cuda"].all_waits(), ("torch.accelerator", "synchronize", "stream-wait"))
 MESSAGE = "called a synchronizing CUDA operation"
 
 

@@ -24,6 +24,7 @@ EAGER = ("page groups", "host tier")
 """Oracles whose engines capture nothing on their short way"""
 FIRST = ("plain", "masks", "host tier", "erring drafts")
 LATER = pytest.mark.seeds
+pytestmark = pytest.mark.fake
 
 
 def cases():

@@ -17,7 +17,7 @@ namespace {
 
 using c10::CachingDeviceAllocator::DeviceStats;
 
-constexpr size_t kRound = 512, kPage = 4096;
+constexpr size_t kRound = 512, kPage = 4096, kSegment = 2 << 20;
 constexpr size_t kPoisoned = 1 << 20;  // bytes of a block that are overwritten before its use
 constexpr int kPoison = 0xA5;
 constexpr PoolId kNoPool{0, 0};
@@ -49,6 +49,33 @@ struct Block {
 };
 
 using Cache = std::tuple<PoolId, Stream*>;
+using Pieces = std::map<char*, size_t>;
+
+// Adds memory to free pieces, and joins it with its neighbours.
+void join(Pieces& pieces, char* address, size_t size) {
+  auto it = pieces.emplace(address, size).first;
+  if (auto next = std::next(it); next != pieces.end() && it->first + it->second == next->first) {
+    it->second += next->second;
+    pieces.erase(next);
+  }
+  if (it == pieces.begin()) return;
+  if (auto before = std::prev(it); before->first + before->second == it->first) {
+    before->second += it->second;
+    pieces.erase(it);
+  }
+}
+
+// Cuts memory off the smallest piece that has it; nullptr if none has.
+char* cut(Pieces& pieces, size_t size) {
+  auto best = pieces.end();
+  for (auto it = pieces.begin(); it != pieces.end(); ++it)
+    if (it->second >= size && (best == pieces.end() || it->second < best->second)) best = it;
+  if (best == pieces.end()) return nullptr;
+  const auto [address, left] = *best;
+  pieces.erase(best);
+  if (left > size) pieces.emplace(address + size, left - size);
+  return address;
+}
 
 void count(c10::CachingAllocator::StatArray& stats, int64_t amount) {
   auto& stat = stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
@@ -64,8 +91,8 @@ bool all_passed(const std::vector<Point>& points) {
 
 struct DeviceMemory final : c10::DeviceAllocator {
   std::mutex mutex;
-  std::map<char*, size_t> unused;                         // of the arena, by address
-  std::map<Cache, std::multimap<size_t, Block>> cached;   // by size
+  Pieces unused;                                          // of the arena
+  std::map<Cache, Pieces> cached;
   std::vector<std::pair<Block, std::vector<Point>>> busy; // freed, but in use on other streams
   std::map<PoolId, int> pools;                            // graphs that keep each
   std::map<Block*, std::unique_ptr<Block>> live;
@@ -95,16 +122,11 @@ struct DeviceMemory final : c10::DeviceAllocator {
   Block* take(size_t size, Stream* stream, PoolId pool) {
     std::lock_guard lock(mutex);
     settle();
-    auto& cache = cached[{pool, stream}];
-    auto found = cache.lower_bound(size);
-    std::unique_ptr<Block> block;
-    if (found != cache.end() && found->first <= 2 * size) {
-      block = std::make_unique<Block>(std::move(found->second));
-      cache.erase(found);
-    } else {
-      block = carve(size, stream, pool);
-    }
-    if (!block) return nullptr;
+    Pieces& cache = cached[{pool, stream}];
+    char* address = cut(cache, size);
+    if (address == nullptr && (grow(cache, std::max(size, kSegment)) || grow(cache, size))) address = cut(cache, size);
+    if (address == nullptr) return nullptr;
+    auto block = std::make_unique<Block>(Block{address, size, stream, pool, {}});
     count(stats.allocation, 1);
     count(stats.active, 1);
     count(stats.allocated_bytes, static_cast<int64_t>(block->size));
@@ -114,18 +136,15 @@ struct DeviceMemory final : c10::DeviceAllocator {
     return raw;
   }
 
-  std::unique_ptr<Block> carve(size_t size, Stream* stream, PoolId pool) {
-    for (auto it = unused.begin(); it != unused.end(); ++it) {
-      const auto [address, left] = *it;
-      if (left < size) continue;
-      unused.erase(it);
-      if (left > size) unused.emplace(address + size, left - size);
-      ++stats.num_device_alloc;
-      count(stats.segment, 1);
-      count(stats.reserved_bytes, static_cast<int64_t>(size));
-      return std::make_unique<Block>(Block{address, size, stream, pool, {}});
-    }
-    return nullptr;
+  // Takes memory from the arena, as others do from their driver.
+  bool grow(Pieces& cache, size_t size) {
+    char* const address = cut(unused, size);
+    if (address == nullptr) return false;
+    join(cache, address, size);
+    ++stats.num_device_alloc;
+    count(stats.segment, 1);
+    count(stats.reserved_bytes, static_cast<int64_t>(size));
+    return true;
   }
 
   static void free(void* raw) { static_cast<DeviceMemory*>(device_allocator())->give_back(static_cast<Block*>(raw)); }
@@ -153,8 +172,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
       count(stats.active, -1);
       count(stats.active_bytes, -static_cast<int64_t>(block.size));
       if (block.pool != kNoPool && !pools.contains(block.pool)) block.pool = kNoPool;
-      auto& cache = cached[{block.pool, block.stream}];
-      cache.emplace(block.size, std::move(block));
+      join(cached[{block.pool, block.stream}], block.address, block.size);
     }
     busy = std::move(still);
   }
@@ -166,28 +184,19 @@ struct DeviceMemory final : c10::DeviceAllocator {
     settle();
     for (auto& [cache, blocks] : cached) {
       if (std::get<0>(cache) != kNoPool) continue;
-      for (auto& [size, block] : blocks) restore(block);
+      for (const auto& [address, size] : blocks) restore(address, size);
       blocks.clear();
     }
   }
 
-  void restore(const Block& block) {
+  void restore(char* address, size_t size) {
     ++stats.num_device_free;
     count(stats.segment, -1);
-    count(stats.reserved_bytes, -static_cast<int64_t>(block.size));
-    auto* const first = static_cast<char*>(for_kernels(block.address));
+    count(stats.reserved_bytes, -static_cast<int64_t>(size));
+    auto* const first = static_cast<char*>(for_kernels(address));
     auto* const page = first + (kPage - reinterpret_cast<uintptr_t>(first) % kPage) % kPage;
-    if (page < first + block.size) madvise(page, (first + block.size - page) / kPage * kPage, MADV_DONTNEED);
-    auto it = unused.emplace(block.address, block.size).first;
-    if (auto next = std::next(it); next != unused.end() && it->first + it->second == next->first) {
-      it->second += next->second;
-      unused.erase(next);
-    }
-    if (it == unused.begin()) return;
-    if (auto before = std::prev(it); before->first + before->second == it->first) {
-      before->second += it->second;
-      unused.erase(it);
-    }
+    if (page < first + size) madvise(page, (first + size - page) / kPage * kPage, MADV_DONTNEED);
+    join(unused, address, size);
   }
 
   [[noreturn]] void run_out(size_t bytes) {
@@ -354,10 +363,10 @@ void release_pool(PoolId pool) {
   memory().pools.erase(pool);
   for (auto& [cache, blocks] : memory().cached) {
     if (std::get<0>(cache) != pool) continue;
-    for (auto& [size, block] : blocks) {  // a replay may still be under way, on any stream
+    for (const auto& [address, size] : blocks) {  // a replay may still be under way, on any stream
       count(memory().stats.active, 1);
       count(memory().stats.active_bytes, static_cast<int64_t>(size));
-      memory().busy.emplace_back(std::move(block), points);
+      memory().busy.emplace_back(Block{address, size, std::get<1>(cache), pool, {}}, points);
     }
     blocks.clear();
   }

@@ -1,183 +1,34 @@
 // Operators: a launch learns the shapes of results from Meta kernels, and leaves the work to the CPU's kernel on the
 // stream's thread. What torch must have from a backend itself is metadata only: views and sizes.
-#include "fake.h"
+#include "call.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-#include <ATen/native/Resize.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
-
-#include <unordered_map>
 
 namespace gapless::fake {
 namespace {
 
-using c10::IValue;
-using torch::jit::Stack;
-
-// ---- Twins: tensors of the CPU or of no device that lie as those of a call do ----
-
-enum class Side { Cpu, Meta };
-
-struct Bytes {
-  void* address;
-  size_t size;
-};
-
-// A tensor's place in one of the storages of a call.
-struct Place {
-  size_t storage = 0;
-  std::vector<int64_t> sizes, strides;
-  int64_t offset = 0;
-  at::ScalarType type = at::kFloat;
-  at::Tensor value;  // of the host: it is its own twin
-
-  at::Tensor twin(const std::vector<c10::Storage>& storages, Side side) const {
-    if (value.defined()) return value;
-    const auto keys = c10::DispatchKeySet(side == Side::Cpu ? c10::DispatchKey::CPU : c10::DispatchKey::Meta);
-    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages[storage]), keys,
-                                                         c10::scalarTypeToTypeMeta(type));
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-    return made;
-  }
-};
-
-c10::Storage storage_of(const Bytes& bytes, Side side) {
-  const c10::Storage::use_byte_size_t by_bytes;
-  if (side == Side::Cpu) return c10::Storage(by_bytes, bytes.size, c10::DataPtr(bytes.address, c10::DeviceType::CPU));
-  // A Meta kernel gives results the size that they will have.
-  return c10::Storage(by_bytes, bytes.size, c10::DataPtr(nullptr, c10::DeviceType::Meta),
-                      c10::GetAllocator(c10::DeviceType::Meta), true);
-}
-
-// An argument: a constant, one tensor, or a list of them (-1: none).
-struct Argument {
-  enum Kind { Constant, Tensor, List, OptionalList } kind = Constant;
-  IValue constant;
-  std::vector<int64_t> places;
-};
-
-// What a kernel is given, without any tensor of the device.
-class Call {
- public:
-  // `here`: tensors of the host are used as they are, and written to.
-  Call(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments, bool here = false) : op_(op), here_(here) {
-    for (const IValue& value : arguments) arguments_.push_back(argument(value));
-  }
-
-  const c10::OperatorHandle& op() const { return op_; }
-
-  // Runs the operator's kernel of this side on twins; returns its results, and the twins in `tensors`.
-  Stack run(Side side, std::vector<at::Tensor>* tensors = nullptr) const {
-    std::vector<c10::Storage> storages;
-    for (const Bytes& bytes : bytes_) storages.push_back(storage_of(bytes, side));
-    std::vector<at::Tensor> twins;
-    for (const Place& place : places_) twins.push_back(place.twin(storages, side));
-    Stack stack;
-    for (const Argument& one : arguments_) stack.push_back(value(one, twins, side));
-    // No gradients, and no counting of versions: the device's own tensors have had both.
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    op_.callBoxed(stack);
-    if (tensors != nullptr) *tensors = std::move(twins);
-    return stack;
-  }
-
-  size_t tensors() const { return places_.size(); }
-  const Place& place(size_t at) const { return places_[at]; }
-
-  // The place of the n-th argument, a tensor.
-  int64_t at(size_t argument) const { return arguments_[argument].places.at(0); }
-  bool is_tensor(size_t argument) const { return arguments_[argument].kind == Argument::Tensor; }
-
-  // Adds a place for a tensor; the same for the same tensor, so that kernels see which arguments are one.
-  int64_t add(const at::Tensor& tensor) {
-    if (!tensor.defined()) return -1;
-    auto [known, is_new] = seen_.emplace(tensor.unsafeGetTensorImpl(), places_.size());
-    if (is_new) places_.push_back(placed(tensor));
-    return static_cast<int64_t>(known->second);
-  }
-
-  void forget_addresses() {  // of tensors: they may be others' soon
-    seen_.clear();
-    storages_.clear();
-  }
-
- private:
-  Argument argument(const IValue& value) {
-    if (value.isTensor()) return {Argument::Tensor, {}, {add(value.toTensor())}};
-    Argument found;
-    if (value.isTensorList()) {
-      found.kind = Argument::List;
-      for (const at::Tensor& one : value.toTensorVector()) found.places.push_back(add(one));
-    } else if (value.isOptionalTensorList()) {
-      found.kind = Argument::OptionalList;
-      for (const std::optional<at::Tensor>& one : value.toOptionalTensorVector())
-        found.places.push_back(one ? add(*one) : -1);
-    } else {
-      found.constant = value;
-    }
-    return found;
-  }
-
-  Place placed(const at::Tensor& tensor) {
-    if (!tensor.is_privateuseone()) return by_value(tensor);
-    auto* const storage = tensor.storage().unsafeGetStorageImpl();
-    auto [known, is_new] = storages_.emplace(storage, bytes_.size());
-    if (is_new) bytes_.push_back({for_kernels(storage->data()), storage->nbytes()});
-    return {known->second, tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.scalar_type(), {}};
-  }
-
-  // A number may come from the host, as for a kernel of CUDA; and indices, for which CUDA waits as well.
-  Place by_value(const at::Tensor& tensor) {
-    Place place;
-    place.value = tensor;
-    if (here_) return place;
-    const bool is_index = at::isIntegralType(tensor.scalar_type(), true) &&
-                          op_.schema().name().find("index") != std::string::npos;
-    TORCH_CHECK(tensor.is_cpu() && (tensor.dim() == 0 || is_index),
-                "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
-                tensor.device(), "! (", op_.schema().name(), ")");
-    if (tensor.dim() != 0) current().wait(current().submitted());
-    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) place.value = tensor.detach().clone();
-    return place;
-  }
-
-  static IValue value(const Argument& one, const std::vector<at::Tensor>& twins, Side side) {
-    const auto twin = [&](int64_t place) { return place < 0 ? at::Tensor() : twins[static_cast<size_t>(place)]; };
-    if (one.kind == Argument::Tensor) return twin(one.places[0]);
-    if (one.kind == Argument::List) {
-      c10::List<at::Tensor> list;
-      for (int64_t place : one.places) list.push_back(twin(place));
-      return list;
-    }
-    if (one.kind == Argument::OptionalList) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (int64_t place : one.places)
-        list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(twin(place)));
-      return list;
-    }
-    const bool names_us = one.constant.isDevice() && one.constant.toDevice().type() == kFake;
-    return names_us ? IValue(c10::Device(side == Side::Cpu ? c10::kCPU : c10::kMeta)) : one.constant;
-  }
-
-  c10::OperatorHandle op_;
-  bool here_;
-  std::vector<Argument> arguments_;
-  std::vector<Bytes> bytes_;
-  std::vector<Place> places_;
-  std::unordered_map<c10::TensorImpl*, size_t> seen_;
-  std::unordered_map<c10::StorageImpl*, size_t> storages_;
-};
-
 // ---- Launches ----
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+// Gives a storage room for a tensor that lies so.
+void grow(const c10::Storage& storage, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t item, int64_t offset) {
+  const size_t needed = at::detail::computeStorageNbytes(sizes, strides, item, static_cast<size_t>(offset));
+  if (needed > storage.nbytes()) resize_storage(storage, needed);
+}
+
+void resize_as(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  grow(tensor.storage(), sizes, strides, tensor.itemsize(), tensor.storage_offset());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+}
 
 at::Tensor empty_like_twin(const at::Tensor& twin) {
   return at::detail::empty_strided_generic(twin.sizes(), twin.strides(), device_allocator(),
@@ -216,16 +67,33 @@ bool depends_on_data(const c10::OperatorHandle& op) {
          !returns_tensors_alone(op.schema());
 }
 
+using Answer = std::pair<Stack, std::vector<at::Tensor>>;
+constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
+
 // Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
 bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& twins) {
   if (depends_on_data(call.op())) return false;
   if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
+  const auto key = call.key();
+  static auto* const known = new std::unordered_map<std::string, Answer>;
+  static auto* const mutex = new std::mutex;
+  if (key) {
+    std::lock_guard lock(*mutex);
+    if (auto found = known->find(*key); found != known->end()) {
+      std::tie(results, twins) = found->second;
+      return true;
+    }
+  }
   try {
     results = call.run(Side::Meta, &twins);
-    return true;
   } catch (const std::exception&) {
     return false;
   }
+  if (!key) return true;
+  std::lock_guard lock(*mutex);
+  if (known->size() >= kAnswers) known->clear();
+  known->emplace(*key, Answer{results, twins});
+  return true;
 }
 
 void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pair<Place, Bytes>>& to) {
@@ -280,8 +148,7 @@ bool resize_outputs(const c10::FunctionSchema& schema, Stack& arguments, const C
     const at::Tensor& tensor = arguments[i].toTensor();
     const at::Tensor& twin = twins[static_cast<size_t>(call.at(i))];
     if (!tensor.is_privateuseone() || tensor.sizes() == twin.sizes()) continue;
-    at::native::resize_(tensor, twin.sizes());
-    if (tensor.strides() != twin.strides()) tensor.unsafeGetTensorImpl()->set_sizes_and_strides(twin.sizes(), twin.strides());
+    resize_as(tensor, twin.sizes(), twin.strides());
     resized = true;
   }
   return resized;
@@ -333,11 +200,10 @@ void run_here(const c10::OperatorHandle& op, Stack* stack) {
   }
   const Stack results = Call(op, arguments, true).run(Side::Cpu);
   for (const auto& [tensor, value] : written) {
-    at::native::resize_(tensor, value.sizes());
+    if (tensor.sizes() != value.sizes()) resize_as(tensor, value.sizes(), value.strides());
     tensor.copy_(value);
   }
   std::vector<at::Tensor> fresh;
-  Stack tensors_alone;
   for (size_t i = 0; i < results.size(); ++i) {
     if (alias_of(schema, i) >= 0) continue;
     if (results[i].isTensorList())
@@ -439,7 +305,10 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::Sym
 }
 
 const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
-  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), format);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  if (self.sizes() != sizes) resize_as(self, sizes, c10::contiguous_strides(sizes));
+  if (format) self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  return self;
 }
 
 at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
@@ -454,8 +323,11 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) { return at::nativ
 
 at::Tensor& set_storage_at(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
                            c10::SymIntArrayRef stride) {
-  return at::cpu::set_(self, std::move(source), offset.guard_int(__FILE__, __LINE__), C10_AS_INTARRAYREF_SLOW(size),
-                       C10_AS_INTARRAYREF_SLOW(stride));
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size), strides = C10_AS_INTARRAYREF_SLOW(stride);
+  const int64_t from = offset.guard_int(__FILE__, __LINE__);
+  const auto packed = c10::contiguous_strides(sizes);
+  grow(source, sizes, strides.empty() ? c10::IntArrayRef(packed) : strides, self.itemsize(), from);
+  return at::cpu::set_(self, std::move(source), from, sizes, strides);
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
@@ -467,10 +339,29 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   record_on_stream(self.storage().data_ptr(), stream_of(stream));
 }
 
-// Each is one kernel on the CPU: their parts would round differently.
-constexpr const char* kWhole[] = {"linear", "matmul", "scaled_dot_product_attention", "layer_norm", "rms_norm"};
+// One kernel on the CPU: its parts would round differently. Its parts have gradients.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
+                     bool grouped) {
+  const bool learns = query.requires_grad() || key.requires_grad() || value.requires_grad();
+  if (learns && c10::GradMode::is_enabled())
+    return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, {}, scale, grouped));
+  at::AutoDispatchBelowAutograd below;
+  return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("scaled_dot_product_attention", attention); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&launch>()); }
+
+// torch.autocast as on a GPU, but for the sums that it would keep in float32: they are, inside the CPU's kernels.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define GAPLESS_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(GAPLESS_LOWER)
+#undef GAPLESS_LOWER
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
@@ -490,7 +381,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
-  for (const char* name : kWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&launch>());
+  // Backends without a kernel of their own get its parts, which round differently.
+  m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&launch>());
+  m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&launch>());
 }
 
 }  // namespace
