@@ -105,8 +105,8 @@ def test_adapters_and_new_weights_on_the_fake(tmp_path):
 def test_pages_from_the_host_and_from_a_disk_give_the_cpu_s_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.offload.host.LOOKUP_NS", 10**10)
     monkeypatch.setattr("gapless.pace.load_gate.LoadGate.pays", lambda *_: True)
-    prompts = [f"{word} jumps over the lazy dog near the river bank. " * 8 for word in ("A fox", "A cat", "A cow")]
-    options = {**OPTIONS, "num_gpu_blocks_override": 20}
+    prompts = [f"{word} jumps over the lazy dog near the river bank. " * 14 for word in ("A fox", "A cat", "A cow")]
+    options = {**OPTIONS, "max_model_len": 512}
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
     def answers(llm: LLM) -> list[list[int]]:
