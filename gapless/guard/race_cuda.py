@@ -34,8 +34,9 @@ class CudaWatch(StreamWatch):
             stream = whole(stream_id=stream.stream_id, device_index=index, device_type=kind)
         return int(stream.cuda_stream)
 
-    def current_handle(self, device: int) -> int:
-        return int(self._raw_stream(device))
+    def current(self, device: int) -> Agent:
+        handle = self._raw_stream(device)
+        return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def is_device(self, tensor: Tensor) -> bool:
         return tensor.is_cuda

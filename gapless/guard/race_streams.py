@@ -123,11 +123,8 @@ class StreamWatch:
         """Return the number that a stream has on its device."""
         return int(stream.stream_id)
 
-    def current_handle(self, device: int) -> int:
-        return int(torch.accelerator.current_stream(device).stream_id)
-
     def current(self, device: int) -> Agent:
-        handle = self.current_handle(device)
+        handle = torch.accelerator.current_stream(device).stream_id
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:

@@ -206,10 +206,18 @@ def _moving(kind: str) -> CallHandler:
 
 def know_methods() -> None:
     """Take in the methods of tensors that copy to a device: a backend adds its own when it is registered."""
-    for kind in {*KINDS_OF_DEVICES, accelerator() or "cuda"}:
+    here = accelerator()
+    if here in _methods_of:
+        return
+    _methods_of.add(here)
+    for kind in {*KINDS_OF_DEVICES, here or "cuda"}:
         method = getattr(Tensor, kind, None)
         if method is not None and method not in _HANDLERS:
             _HANDLERS[method] = _moving(kind)
+
+
+_methods_of: set[str] = set()
+"""The accelerators whose methods are known."""
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:

@@ -30,7 +30,8 @@ POLLS_ALLOWED = 50
 
 def install(watch: ThreadState) -> None:
     """Install what one thread needs while it is checked: no more than is here to wait for."""
-    if kinds_here():
+    watch.kinds = kinds_here()
+    if watch.kinds:
         watch.modes.enter_context(_shared.held())
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         watch.modes.enter_context(_collectives.held())
@@ -41,14 +42,14 @@ def install(watch: ThreadState) -> None:
 
 def entered(watch: ThreadState) -> None:
     """Note that a region has begun on this thread."""
-    if any(row.warns for row in kinds_here()):
+    if any(row.warns for row in watch.kinds):
         _hook_warnings()
-    watch.grown.append(_allocations())
+    watch.grown.append(_allocations(watch.kinds))
 
 
 def leaving(watch: ThreadState, quietly: bool) -> None:
     """Report what shows only at the end of a region; `quietly`, without raising, when an exception is under way."""
-    before, now = watch.grown.pop(), _allocations()
+    before, now = watch.grown.pop(), _allocations(watch.kinds)
     late, watch.late = watch.late, []
     if now != before:
         text = f"{now[0] - before[0]} device and {now[1] - before[1]} pinned allocations or frees"
@@ -63,10 +64,10 @@ def kinds_here() -> list[Backend]:
     return [backend(kind) for kind in sorted(found | {accelerator()} - {""})]
 
 
-def _allocations() -> tuple[int, int]:
+def _allocations(kinds: Iterable[Backend]) -> tuple[int, int]:
     """Count the calls of the driver by the caching allocators so far: for device memory, for pinned memory."""
     device = host = 0
-    for row in kinds_here():
+    for row in kinds:
         stats, pinned = allocator_stats(row, "memory_stats"), allocator_stats(row, "host_memory_stats")
         device += stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0)
         host += pinned.get("num_host_alloc", 0) + pinned.get("num_host_free", 0)
