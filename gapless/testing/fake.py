@@ -1,4 +1,4 @@
-"""The fake accelerator: a third device for torch, neither CPU nor CUDA, on which an engine shows what it forgot.
+"""The fake accelerator: a third device for torch, neither CPU nor CUDA, that shows the faults of an engine.
 
 Its streams are threads of the host and its operators run on the CPU's kernels; its memory cannot be read from the host,
 copies are read when the stream gets there, and `delays` holds work back, so that a missing fence gives wrong bytes.
@@ -22,7 +22,7 @@ from gapless.device.accelerator import AcceleratorDevice
 
 FAKE = "fake"
 EXTENSION = "gapless_fake"
-SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
+FAKE_SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
 SEED_VARIABLE = "GAPLESS_FAKE_SEED"
 """Delays by this seed from the start: for child processes."""
 MOST_US = 200
@@ -47,7 +47,7 @@ def _loaded() -> Any:
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", FAKE):
         raise ConfigError(f"device: fake needs torch's place for a private backend, which {name!r} has: load one only")
-    native = build.module(EXTENSION, SOURCES)
+    native = build.module(EXTENSION, FAKE_SOURCES)
     if native is None:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
     rename_privateuse1_backend(FAKE)
@@ -104,11 +104,12 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    torch.accelerator.set_device_index(torch.device(device).index or 0)
+    if torch.device(device).index:
+        raise ConfigError(f"device: there is one fake device, fake:0, and no {device}")
 
 
 def synchronize(device: Any = None) -> None:
-    torch.accelerator.synchronize()
+    load().drain()
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

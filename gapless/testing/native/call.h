@@ -1,4 +1,4 @@
-// A call of an operator: what its kernel is given, and twins of its tensors for kernels of the CPU and of Meta.
+// A call of an operator: what its kernel is given, and mirrors of its tensors for kernels of the CPU and of Meta.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -29,9 +29,9 @@ struct Place {
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
   at::ScalarType type = at::kFloat;
-  at::Tensor value;  // of the host: it is its own twin
+  at::Tensor value;  // of the host: it is its own mirror
 
-  at::Tensor twin(const std::vector<c10::Storage>& storages, Side side) const {
+  at::Tensor mirror(const std::vector<c10::Storage>& storages, Side side) const {
     if (value.defined()) return value;
     const auto keys = c10::DispatchKeySet(side == Side::Cpu ? c10::DispatchKey::CPU : c10::DispatchKey::Meta);
     auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages[storage]), keys,
@@ -66,18 +66,18 @@ class Call {
 
   const c10::OperatorHandle& op() const { return op_; }
 
-  // Runs the operator's kernel of this side on twins; returns its results, and the twins in `tensors`.
+  // Runs the operator's kernel of this side on mirrors; returns its results, and the mirrors in `tensors`.
   Stack run(Side side, std::vector<at::Tensor>* tensors = nullptr) const {
     std::vector<c10::Storage> storages;
     for (const Bytes& bytes : bytes_) storages.push_back(storage_of(bytes, side));
-    std::vector<at::Tensor> twins;
-    for (const Place& place : places_) twins.push_back(place.twin(storages, side));
+    std::vector<at::Tensor> mirrors;
+    for (const Place& place : places_) mirrors.push_back(place.mirror(storages, side));
     Stack stack;
-    for (const Argument& one : arguments_) stack.push_back(value(one, twins, side));
+    for (const Argument& one : arguments_) stack.push_back(value(one, mirrors, side));
     // No gradients, and no counting of versions: the device's own tensors have had both.
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     op_.callBoxed(stack);
-    if (tensors != nullptr) *tensors = std::move(twins);
+    if (tensors != nullptr) *tensors = std::move(mirrors);
     return stack;
   }
 
@@ -197,18 +197,18 @@ class Call {
     return true;
   }
 
-  static IValue value(const Argument& one, const std::vector<at::Tensor>& twins, Side side) {
-    const auto twin = [&](int64_t place) { return place < 0 ? at::Tensor() : twins[static_cast<size_t>(place)]; };
-    if (one.kind == Argument::Tensor) return twin(one.places[0]);
+  static IValue value(const Argument& one, const std::vector<at::Tensor>& mirrors, Side side) {
+    const auto mirror = [&](int64_t place) { return place < 0 ? at::Tensor() : mirrors[static_cast<size_t>(place)]; };
+    if (one.kind == Argument::Tensor) return mirror(one.places[0]);
     if (one.kind == Argument::List) {
       c10::List<at::Tensor> list;
-      for (int64_t place : one.places) list.push_back(twin(place));
+      for (int64_t place : one.places) list.push_back(mirror(place));
       return list;
     }
     if (one.kind == Argument::OptionalList) {
       c10::List<std::optional<at::Tensor>> list;
       for (int64_t place : one.places)
-        list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(twin(place)));
+        list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(mirror(place)));
       return list;
     }
     const bool names_us = one.constant.isDevice() && one.constant.toDevice().type() == kFake;

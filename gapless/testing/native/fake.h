@@ -93,7 +93,7 @@ struct Point {
 
 // ---- memory.cpp ----
 
-// The address of device memory for kernels: that of tensors is for nobody to read.
+// The address of device memory for kernels: the one that tensors have cannot be read.
 void* for_kernels(const void* address);
 void register_allocators();
 void resize_storage(const c10::Storage& storage, size_t bytes);

@@ -29,7 +29,7 @@ const size_t total = [] {
   return asked == nullptr ? size_t{4} << 30 : rounded(std::strtoull(asked, nullptr, 10), kPage);
 }();
 
-// Addresses twice as many as bytes: nobody may touch the first half, which tensors have; kernels use the second one.
+// Two addresses for each byte: tensors have those of the first half, which cannot be touched, kernels those of the second.
 char* arena() {
   static char* const base = [] {
     void* found = mmap(nullptr, 2 * total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

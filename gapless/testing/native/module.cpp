@@ -46,6 +46,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("hold", [](bool held) {
     for (Stream* stream : all_streams()) stream->hold(held);
   });
+  m.def("drain", &synchronize_device);
   m.def("reset", &reset);
   m.def("shut_down", &shut_down);
   m.def("graph_pool_handle", &new_pool);

@@ -19,7 +19,7 @@ namespace {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-// Gives a storage room for a tensor that lies so.
+// Gives a storage room for a tensor with these strides.
 void grow(const c10::Storage& storage, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t item, int64_t offset) {
   const size_t needed = at::detail::computeStorageNbytes(sizes, strides, item, static_cast<size_t>(offset));
   if (needed > storage.nbytes()) resize_storage(storage, needed);
@@ -30,9 +30,9 @@ void resize_as(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRe
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
 }
 
-at::Tensor empty_like_twin(const at::Tensor& twin) {
-  return at::detail::empty_strided_generic(twin.sizes(), twin.strides(), device_allocator(),
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), twin.scalar_type());
+at::Tensor empty_like_mirror(const at::Tensor& mirror) {
+  return at::detail::empty_strided_generic(mirror.sizes(), mirror.strides(), device_allocator(),
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), mirror.scalar_type());
 }
 
 // The argument that the n-th result is, or -1 for a new one.
@@ -71,7 +71,7 @@ using Answer = std::pair<Stack, std::vector<at::Tensor>>;
 constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
 
 // Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
-bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& twins) {
+bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors) {
   if (depends_on_data(call.op())) return false;
   if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
   const auto key = call.key();
@@ -80,19 +80,19 @@ bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& twins) 
   if (key) {
     std::lock_guard lock(*mutex);
     if (auto found = known->find(*key); found != known->end()) {
-      std::tie(results, twins) = found->second;
+      std::tie(results, mirrors) = found->second;
       return true;
     }
   }
   try {
-    results = call.run(Side::Meta, &twins);
+    results = call.run(Side::Meta, &mirrors);
   } catch (const std::exception&) {
     return false;
   }
   if (!key) return true;
   std::lock_guard lock(*mutex);
   if (known->size() >= kAnswers) known->clear();
-  known->emplace(*key, Answer{results, twins});
+  known->emplace(*key, Answer{results, mirrors});
   return true;
 }
 
@@ -100,7 +100,7 @@ void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pa
   for (size_t i = 0; i < to.size(); ++i) {
     const auto& [place, bytes] = to[i];
     if (bytes.address == nullptr || !from[i].defined()) continue;
-    const at::Tensor target = place.twin({storage_of(bytes, Side::Cpu)}, Side::Cpu);
+    const at::Tensor target = place.mirror({storage_of(bytes, Side::Cpu)}, Side::Cpu);
     TORCH_CHECK(target.sizes() == from[i].sizes() && target.scalar_type() == from[i].scalar_type(),
                 "the Meta kernel promised ", target.sizes(), target.scalar_type(), ", the CPU's made ", from[i].sizes(),
                 from[i].scalar_type());
@@ -140,15 +140,15 @@ void run_kernel(const Call& call, const std::vector<std::pair<Place, Bytes>>& ta
 
 // Gives arguments for results (out=) the sizes that the results have.
 bool resize_outputs(const c10::FunctionSchema& schema, Stack& arguments, const Call& call,
-                    const std::vector<at::Tensor>& twins) {
+                    const std::vector<at::Tensor>& mirrors) {
   bool resized = false;
-  for (size_t i = 0; i < arguments.size() && !twins.empty(); ++i) {
+  for (size_t i = 0; i < arguments.size() && !mirrors.empty(); ++i) {
     const auto* info = schema.arguments()[i].alias_info();
     if (info == nullptr || !info->isWrite() || !arguments[i].isTensor() || call.at(i) < 0) continue;
     const at::Tensor& tensor = arguments[i].toTensor();
-    const at::Tensor& twin = twins[static_cast<size_t>(call.at(i))];
-    if (!tensor.is_privateuseone() || tensor.sizes() == twin.sizes()) continue;
-    resize_as(tensor, twin.sizes(), twin.strides());
+    const at::Tensor& mirror = mirrors[static_cast<size_t>(call.at(i))];
+    if (!tensor.is_privateuseone() || tensor.sizes() == mirror.sizes()) continue;
+    resize_as(tensor, mirror.sizes(), mirror.strides());
     resized = true;
   }
   return resized;
@@ -178,7 +178,7 @@ void answer(const c10::FunctionSchema& schema, Stack* stack, const Stack& result
 
 at::Tensor upload(const at::Tensor& value) {
   if (!value.defined()) return value;
-  at::Tensor made = empty_like_twin(value);
+  at::Tensor made = empty_like_mirror(value);
   current().submit([value, target = target_of(made)] { copy_results({value}, {target}); });
   return made;
 }
@@ -223,13 +223,13 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
   Stack arguments(torch::jit::last(*stack, schema.arguments().size()).vec());
   auto call = std::make_shared<Call>(op, arguments);
   Stack results;
-  std::vector<at::Tensor> twins;
-  if (!ask_meta(*call, results, twins)) return run_here(op, stack);
-  if (resize_outputs(schema, arguments, *call, twins)) call = std::make_shared<Call>(op, arguments);
+  std::vector<at::Tensor> mirrors;
+  if (!ask_meta(*call, results, mirrors)) return run_here(op, stack);
+  if (resize_outputs(schema, arguments, *call, mirrors)) call = std::make_shared<Call>(op, arguments);
   std::vector<at::Tensor> fresh;
   std::vector<std::pair<Place, Bytes>> targets;
-  for (const at::Tensor& twin : made(schema, results)) {
-    fresh.push_back(twin.defined() ? empty_like_twin(twin) : at::Tensor());
+  for (const at::Tensor& mirror : made(schema, results)) {
+    fresh.push_back(mirror.defined() ? empty_like_mirror(mirror) : at::Tensor());
     targets.push_back(target_of(fresh.back()));
   }
   call->forget_addresses();
@@ -261,7 +261,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   const auto number = stream.submit([read = side_of(from), written = side_of(target)] {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto whole = [](const std::pair<Place, Bytes>& side) {
-      return side.first.twin({storage_of(side.second, Side::Cpu)}, Side::Cpu);
+      return side.first.mirror({storage_of(side.second, Side::Cpu)}, Side::Cpu);
     };
     whole(written).copy_(whole(read));
   });
@@ -279,7 +279,7 @@ at::Scalar local_scalar(const at::Tensor& tensor) {
   Stream& stream = current();
   stream.wait(stream.submitted());
   const auto side = side_of(tensor);
-  return side.first.twin({storage_of(side.second, Side::Cpu)}, Side::Cpu).item();
+  return side.first.mirror({storage_of(side.second, Side::Cpu)}, Side::Cpu).item();
 }
 
 // ---- Metadata ----

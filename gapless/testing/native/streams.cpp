@@ -49,7 +49,7 @@ uint64_t draw(uint64_t seed, int64_t stream, uint64_t number) {
   return x ^ (x >> 31);
 }
 
-// Whether this work waits until somebody wants it. By seed: a quarter of the runs of 16 do.
+// Whether this work waits for a demand. By seed: a quarter of the runs of 16 do.
 bool is_lazy(int64_t stream, uint64_t number) {
   const int lazy = delays.lazy;
   return lazy == 1 || (lazy == 2 && draw(delays.seed + 1, stream, number / 16) % 4 == 0);
