@@ -151,6 +151,7 @@ def generate(directory: str, device: str, depth: str) -> dict[int, list[int]]:
     return found
 
 
+@pytest.mark.raced
 def test_no_buffer_of_an_engine_on_the_fake_is_used_without_an_order():
     """Eager steps: a graph declares all lines of which its kernels choose some by numbers on the device."""
     fake.load()
@@ -158,6 +159,7 @@ def test_no_buffer_of_an_engine_on_the_fake_is_used_without_an_order():
         assert tokens(llm) == of_the_cpu()
 
 
+@pytest.mark.raced
 def test_a_host_that_does_not_wait_for_the_token_copy_is_a_race_on_the_fake(monkeypatch):
     fake.load()
     with loops_under_no_race("record") as checker, LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
