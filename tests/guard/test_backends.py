@@ -10,16 +10,16 @@ import torch
 
 from gapless import guard
 from gapless.guard import lint, present
-from gapless.guard.backends import GENERIC, KINDS_OF_DEVICES, Backend, backend
+from gapless.guard.backends import GENERIC, KINDS_OF_DEVICES, DeviceKind, backend
 
 OWN_MODULES = ("cuda", "xpu", "mps")
 """Kinds whose modules torch itself has on every machine."""
 NEWER = {("torch.accelerator.Graph", "capture_begin"), ("torch.accelerator.Graph", "__enter__")}
 """What older versions of torch lack."""
-ROWS = [*KINDS_OF_DEVICES.values(), Backend("other")]
+ROWS = [*KINDS_OF_DEVICES.values(), DeviceKind("other")]
 
 
-def stand_in(row: Backend) -> ModuleType:
+def stand_in(row: DeviceKind) -> ModuleType:
     """Return a module with what a row names; each function and method notes its call and gives its own name."""
     module = ModuleType(f"torch.{row.type}")
     module.calls = []
