@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+from adapter_files import write_adapter
+from loops_under_guard import loops_under_no_race
+from other_weights import checkpoint
+from waiting import until
 
 from gapless import LLM, SamplingParams
+from gapless.base.errors import EngineError
+from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
@@ -63,4 +71,64 @@ def test_llm_on_the_fake_gives_the_cpu_s_tokens(how):
         assert tokens(llm) == of_the_cpu(), "from pages in the prefix index"
         steps = llm.stats().steps
         assert steps.steps > steps.graph_steps and (steps.graph_steps > 0) != how.get("enforce_eager", False)
-        print(steps)
+        assert steps.captures_refused == 0
+
+
+@pytest.mark.seeds
+def test_adapters_and_new_weights_on_the_fake(tmp_path):
+    config = read_model_config(resolve_model_dir("demo"))
+    paths = {name: write_adapter(tmp_path / name, config, seed) for seed, name in enumerate("ab")}
+    modules = tuple(f"{name}={path}" for name, path in paths.items())
+    other = checkpoint(tmp_path / "other")
+
+    def found(device: str) -> list[list[int]]:
+        with LLM("demo", device=device, lora_modules=modules, **OPTIONS, enforce_eager=device == "cpu") as llm:
+            asked = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+            names = ["a", "", "b", "a"]
+            given = llm.generate(PROMPTS, asked, use_tqdm=False, adapter=names)
+            llm.update_weights(str(other))
+            given += llm.generate(PROMPTS, asked, use_tqdm=False, adapter=names)
+            return [list(one.outputs[0].token_ids) for one in given]
+
+    assert found("fake") == found("cpu")
+
+
+def test_no_buffer_of_an_engine_on_the_fake_is_used_without_an_order():
+    """Eager steps: a graph declares all lines of which its kernels choose some by numbers on the device."""
+    fake.load()
+    with loops_under_no_race(), LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
+        assert tokens(llm) == of_the_cpu()
+
+
+def test_a_token_copy_that_does_not_wait_for_its_step_is_a_race_on_the_fake(monkeypatch):
+    fake.load()
+    with loops_under_no_race("record") as checker, LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
+        monkeypatch.setattr(cast(Any, llm._core).loop.device.token_out, "after", lambda fence: None)
+        with suppress(EngineError):  # the copy may have been first
+            tokens(llm)
+    assert any("lines" in race.buffer and "token_out" in race.missing for race in checker.races), checker.races
+
+
+def out_of_range(at: torch.device) -> None:
+    """Launch a kernel that fails when its stream gets there."""
+    numbers = torch.arange(4, device=at)
+    numbers.index_select(0, numbers + 2)
+
+
+def test_a_kernel_that_fails_ends_the_engine_with_its_text():
+    with LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
+        device = cast(Any, llm._core).loop.device
+        device.compute.launch(out_of_range, device.torch_device)
+        with pytest.raises(EngineError, match="index out of range"):
+            tokens(llm)
+    fake.delays(None)
+    until(is_reset)
+
+
+def is_reset() -> bool:
+    """Whether the device could forget its error: all that was launched has ended."""
+    try:
+        fake.reset()
+    except RuntimeError:
+        return False
+    return True

@@ -30,7 +30,8 @@ class RocmDevice(CudaDevice):
     missing: ClassVar[tuple[str, ...]] = (
         "Triton kernels are compiled for gfx90a, gfx942 and gfx950, and none has been started on a GPU.",
         "Kernels are plain torch on other AMD GPUs, such as RDNA.",
-        "FP8 is converted by whole numbers: the instructions of MI300 (gfx942) have another format, fnuz.",
+        "FP8 of MI300 (gfx942) is fnuz, not the e4m3fn of checkpoints: weights and KV in FP8 are decoded by whole "
+        "numbers, and inputs stay in 16 bits.",
         "Several ranks are refused: their sums are kernels of CUDA.",
         "Whether host threads may poll registered memory during a step is not verified: they wait for fences.",
     )
