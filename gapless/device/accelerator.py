@@ -56,7 +56,7 @@ class AcceleratorDevice(Device):
     pins: ClassVar[bool] = True
     """Whether copies need pinned memory; else the host's memory is the device's too"""
     times: ClassVar[bool] = True
-    """Whether events have times; else a fence has the time at which the host saw it as passed"""
+    """Whether events have times; else a fence has the time of the host when it was seen as passed"""
     one_queue: ClassVar[bool] = False
     """Whether there is but one stream, which all streams of the device then are"""
     missing: ClassVar[tuple[str, ...]] = ()
@@ -102,11 +102,10 @@ class AcceleratorDevice(Device):
     @classmethod
     def of(cls, torch_type: str) -> type[AcceleratorDevice]:
         """Return the class for devices of this type of torch's, by nothing but the things that all backends share."""
-        named = {
-            "torch_type": torch_type,
-            "kind": torch_type,
-            "caps": cls.caps._replace(captures=_has_graphs(torch_type)),
-        }
+        graph, triton = _graph_class(torch_type), torch_type == "cuda" and torch.version.hip is None
+        captures, kernels = graph is not None, "triton" if triton else "torch"
+        caps = cls.caps._replace(kernels=kernels, captures=captures, pads=captures)
+        named = {"torch_type": torch_type, "kind": torch_type, "graph": graph or "", "caps": caps}
         return type("AnyAccelerator", (cls,), named)
 
     @classmethod
@@ -168,7 +167,9 @@ class AcceleratorDevice(Device):
         accelerator.synchronize(self.torch_device)
 
     def memory(self) -> tuple[int, int]:
-        free, total = accelerator.get_memory_info(self.torch_device)
+        general = getattr(accelerator, "get_memory_info", None)  # of newer torch
+        ask = general or torch.get_device_module(self.torch_type).mem_get_info
+        free, total = ask(self.torch_device)
         return free, total
 
     def driver_calls(self, *kinds: str) -> int:
@@ -277,15 +278,17 @@ class AcceleratorDevice(Device):
         return raw
 
 
-def _has_graphs(torch_type: str) -> bool:
-    """Whether torch.accelerator.Graph works for devices of this type: a backend registers that."""
-    if not hasattr(accelerator, "Graph"):
-        return False
+def _graph_class(torch_type: str) -> str | None:
+    """Return the class of graphs of this type's devices as `AcceleratorDevice.graph` names it; None: there are none."""
     try:
-        accelerator.Graph()
-    except RuntimeError:
-        return False
-    return bool(accelerator.current_accelerator().type == torch_type)
+        accelerator.Graph()  # a backend registers its own
+        seen = accelerator.current_accelerator()
+        if seen is not None and seen.type == torch_type:
+            return ""
+    except (AttributeError, RuntimeError):
+        pass
+    module, name = getattr(torch, torch_type, None), f"{torch_type.upper()}Graph"
+    return name if hasattr(module, name) and hasattr(module, "graph_pool_handle") else None
 
 
 def _record_into(

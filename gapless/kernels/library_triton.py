@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import is_hip
 
 from gapless.device import facts
 from gapless.kernels.arch import INTERPRETER, Arch, arch_of
@@ -82,6 +83,19 @@ def counters(device: torch.device, count: int) -> Tensor:
     """
     assert triton.knobs.runtime.interpret or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def all_stored():
+    """Wait until every thread of a program has stored, before a single thread signals it to other programs.
+
+    On NVIDIA's GPUs a barrier does it. On AMD's, each thread waits for its stores first: the barrier alone orders them
+    in the program, and the signal's write-back waits for the stores of its own thread."""
+    if is_hip():
+        # It counts loads and stores on CDNA alone.
+        asm: tl.constexpr = "s_waitcnt vmcnt(0)\n v_mov_b32 $0, $1"
+        tl.inline_asm_elementwise(asm, "=v,v", [tl.arange(0, 1)], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
 
 
 @triton.jit
