@@ -10,7 +10,7 @@ from gapless.base.config import DEVICE_PLUG_INS, DEVICES, GENERAL
 from gapless.base.errors import ConfigError
 from gapless.base.plug_ins import check_name, load
 from gapless.device.accelerator import AcceleratorDevice
-from gapless.device.accelerator_stream import accelerator
+from gapless.device.accelerator_stream import torch_accelerator
 from gapless.device.accelerators import ACCELERATORS
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
@@ -56,7 +56,7 @@ def device_class(name: str) -> type[Device]:
 
 def seen_class() -> type[AcceleratorDevice] | None:
     """Return the class of the accelerator that torch sees: its record, else the general class; None if it sees none."""
-    seen = accelerator.current_accelerator(check_available=True)
+    seen = torch_accelerator.current_accelerator(check_available=True)
     if seen is None:
         return None
     if seen.type == CudaDevice.torch_type:
@@ -92,7 +92,7 @@ def open_device(name: str = "auto", threads: int = 0, number: int = 0) -> Device
     """
     found = device_class(name)
     if number and issubclass(found, AcceleratorDevice):
-        if number >= (count := accelerator.device_count()):
+        if number >= (count := torch_accelerator.device_count()):
             raise ConfigError(f"device_ids: there is no {found.kind} device {number}, torch sees {count}")
         found.make_current(torch.device(found.torch_type, number))
     return found.open(threads)
@@ -105,7 +105,7 @@ def gpus() -> list[tuple[str, int]]:
     if found is None:
         return []
     read = getattr(torch.get_device_module(found.torch_type), "get_device_properties", lambda number: None)
-    every = [read(number) for number in range(accelerator.device_count())]
+    every = [read(number) for number in range(torch_accelerator.device_count())]
     return [(getattr(facts, "name", found.kind), getattr(facts, "total_memory", 0)) for facts in every]
 
 

@@ -26,7 +26,6 @@ class RocmDevice(CudaDevice):
         sums="none",
         polled=False,  # whether registered memory is coherent during a kernel is not verified
         launch_queue=0,
-        sums="none",  # its driver, and the kernels of sums, are CUDA's
     )
     has_run = False
     missing: ClassVar[tuple[str, ...]] = (
