@@ -56,10 +56,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quantization", help="of weights at load")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = given.model or str(make_qwen(Path(folder) / given.size, size=given.size))
         dummy = {} if given.model else {"load_format": "dummy", "dtype": "bfloat16"}
+        dummy |= {"quantization": given.quantization} if given.quantization else {}
         length = given.prompt + given.output
         with LLM(model, device=given.device, max_model_len=length, max_num_seqs=max(given.rows), **dummy) as llm:
             print("| rows | tokens/s | ms a step | W | mJ a token |\n|" + "---:|" * 5)

@@ -17,7 +17,7 @@ from torch._C import DisableTorchFunction
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CudaDevice, Device
+from gapless.device import AcceleratorDevice, Device
 from gapless.engine.on_device import on_device
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
@@ -197,7 +197,7 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
         return loop_of(device, model, shape, depth, model_name="checksum", **options)
 
     # CUDA's streams do not wait for the default one, on which tables would be made.
-    return look_behind_steps(on_device(device, build) if isinstance(device, CudaDevice) else build(), model)
+    return look_behind_steps(on_device(device, build) if isinstance(device, AcceleratorDevice) else build(), model)
 
 
 def kernels_for(seed: int) -> Kernels | None:

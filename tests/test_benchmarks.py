@@ -21,6 +21,8 @@ SMALLEST = {
     "gpu_all": ["--cpu"],
     "gpu_ranks": ["--only", "sums", "--device", "cpu", "--rows", "1", "--width", "64"],
     "host_step": ["--chains", "--rows", "1", "--steps", "300"],
+    "in_turns": ["--model", "demo", "--arm", "one=device=cpu", "--rows", "2", "--prompt", "16", "--output", "24",
+                 "--rounds", "1", "--kv-mib", "64"],
     "kv_tiers_load": ["--part", "begins", "--host", "64MiB"],
     "lanes": ["--rows", "2", "--asks", "top-k", "--output", "32", "--rounds", "1"],
     "load_client": ["--concurrency", "2", "--tokens", "4", "--rounds", "1"],

@@ -101,11 +101,10 @@ class AcceleratorDevice(Device):
     @classmethod
     def of(cls, torch_type: str) -> type[AcceleratorDevice]:
         """Return the class for devices of this type of torch's, by nothing but the things that all backends share."""
-        named = {
-            "torch_type": torch_type,
-            "kind": torch_type,
-            "caps": cls.caps._replace(captures=_has_graphs(torch_type)),
-        }
+        graph, triton = _graph_class(torch_type), torch_type == "cuda" and torch.version.hip is None
+        captures, kernels = graph is not None, "triton" if triton else "torch"
+        caps = cls.caps._replace(kernels=kernels, captures=captures, pads=captures)
+        named = {"torch_type": torch_type, "kind": torch_type, "graph": graph or "", "caps": caps}
         return type("AnyAccelerator", (cls,), named)
 
     @classmethod
@@ -275,15 +274,17 @@ class AcceleratorDevice(Device):
         return raw
 
 
-def _has_graphs(torch_type: str) -> bool:
-    """Whether torch.accelerator.Graph works for devices of this type: a backend registers that."""
-    if not hasattr(accelerator, "Graph"):
-        return False
+def _graph_class(torch_type: str) -> str | None:
+    """Return the class of graphs of this type's devices as `AcceleratorDevice.graph` names it; None: there are none."""
     try:
-        accelerator.Graph()
-    except RuntimeError:
-        return False
-    return bool(accelerator.current_accelerator().type == torch_type)
+        accelerator.Graph()  # a backend registers its own
+        seen = accelerator.current_accelerator()
+        if seen is not None and seen.type == torch_type:
+            return ""
+    except (AttributeError, RuntimeError):
+        pass
+    module, name = getattr(torch, torch_type, None), f"{torch_type.upper()}Graph"
+    return name if hasattr(module, name) and hasattr(module, "graph_pool_handle") else None
 
 
 def _record_into(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.device import CudaDevice
+from gapless.device import AcceleratorDevice
 
 SAID = ("Synchronization debug mode", "TRITON_DEFAULT_FP_FUSION is unset")
 """What torch says once of its debug mode, which does not detect everything, and Triton 3.9 of its next version."""
@@ -28,10 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """For loops without the engine that reserves what steps need: taking memory on the launch path is a finding."""
-    opened = CudaDevice.__init__
+    opened = AcceleratorDevice.__init__
 
-    def warm(device: CudaDevice) -> None:
+    def warm(device: AcceleratorDevice) -> None:
         opened(device)
         device.reserve(256 << 20, 0)
 
-    monkeypatch.setattr(CudaDevice, "__init__", warm)
+    monkeypatch.setattr(AcceleratorDevice, "__init__", warm)
