@@ -42,6 +42,10 @@ check: $(VENV)/.test
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
+# These tests, those on the fake accelerator in processes of their own. ARGS may name no test of one kind: 5.
+APART = $(PYTEST) -m "($(1)) and not fake" $(2) $(if $(2),|| test $$? = 5) && \
+	$(PYTEST) -m "($(1)) and fake" $(2) $(if $(2)$(filter-out all,$(ONLY)),|| test $$? = 5)
+
 # The sharpest cases of every kind. `doctor` builds the C++ first, so that no test waits for it.
 # Tests are compiled once, while that builds, and not by every process that a test starts.
 COMPILE = $(if $(ARGS)$(wildcard $(VENV)/.compiled),,$(BIN)/python -m pytest --collect-only -qq >/dev/null; \
@@ -50,7 +54,7 @@ LATER = process or seeds or aot or raced or net
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	@{ :; $(COMPILE) } & $(BIN)/gapless doctor || true; wait $$!
-	$(PYTEST) -m "not ($(LATER) or house)" $(ARGS)
+	$(call APART,not ($(LATER) or house),$(ARGS))
 
 # The rest, by the marks of pyproject.toml: make prove ONLY=oracles after a change below loop/, plan/, step/, memory/
 ONLY ?= all
@@ -61,7 +65,7 @@ PROVE_kernels = aot
 PROVE_processes = process or net
 prove: export PYTHONDONTWRITEBYTECODE =
 prove: $(VENV)/.test
-	$(PYTEST) -m "$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes))" $(IN_$(ONLY)) $(ARGS)
+	$(call APART,$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes)),$(IN_$(ONLY)) $(ARGS))
 	$(if $(ARGS)$(filter-out all,$(ONLY)),,@$(MAKE) --no-print-directory newest)
 
 # The sanitizer's tests on the torch that a new user gets: built for CUDA, 5.5 GB in .venv-newest, three quarters of a

@@ -27,9 +27,9 @@ NUMBERS = {"ann": 11, "bob": 222, "cem": 3_333, "dov": 44_444}
 class Tables:
     """Slots of numbers."""
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: int = 2, at: torch.device | None = None) -> None:
         self.count = count
-        self.numbers = torch.zeros(self.count + 1, WORDS, dtype=torch.int64)
+        self.numbers = torch.zeros(self.count + 1, WORDS, dtype=torch.int64, device=at)
 
     def slot(self, slot: int) -> list[Tensor]:
         return [self.numbers[slot, : WORDS // 2], self.numbers[slot, WORDS // 2 :]]
@@ -80,7 +80,9 @@ def digest_of(number: int) -> str:
 
 def adapters_of(device: Device, slots: int) -> Adapters:
     """Adapters for a device, in host memory."""
-    return Adapters(Tables(slots), {name: contents_of(device, number) for name, number in NUMBERS.items()})
+    return Adapters(
+        Tables(slots, device.torch_device), {name: contents_of(device, number) for name, number in NUMBERS.items()}
+    )
 
 
 def adapted_loop(device: Device, shape: Sizes, depth: int | None, slots: int = 2, **options: Any) -> Loop:

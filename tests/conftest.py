@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -61,11 +62,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The workers take files by their number of tests, and then, one by one, what shares nothing: the simulator's first,
     which take longest.
     """
-    items.sort(key=lambda item: item.path.parent.name != "simulation")
+    items.sort(key=lambda item: (bool(item.get_closest_marker("fake")), item.path.parent.name != "simulation"))
     for item in items:
         if item.path.parent.name not in SINGLE:
             name = "interpreter" if "[interpreter" in item.name else item.path.name
             item.add_marker(pytest.mark.xdist_group(GROUP_OF.get(name, name)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Workers of xdist take files in an order of their own, and a process that has the fake accelerator keeps it."""
+    marked = [item for item in session.items if item.get_closest_marker("fake")]
+    if marked and len(marked) < len(session.items) and hasattr(session.config, "workerinput"):
+        for item in marked:
+            item.add_marker(pytest.mark.skip("the fake accelerator needs processes of its own: pytest -m fake"))
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Only a test that is marked may give the process the fake accelerator."""
+    module = sys.modules.get("gapless.testing.fake")
+    if module is not None and module.is_initialized() and not item.get_closest_marker("fake"):
+        pytest.exit(f"{item.nodeid} runs on the fake accelerator: mark it fake", returncode=1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -26,7 +26,8 @@ from torch_processors import PROCESSORS
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import REJECTED, Int32s, Request
-from gapless.device import CpuDevice, Device
+from gapless.device import AcceleratorDevice, CpuDevice, Device
+from gapless.engine.on_device import on_device
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.views import Recall
 from gapless.loop.loop import Loop
@@ -68,7 +69,8 @@ class Oracle(NamedTuple):
     def play(self, seed: int, device: Device, depth: int | None, **options: Any) -> Loop:
         """Run the seed's requests; each gets its tokens, and nothing is held afterwards."""
         jobs = self.jobs(seed)
-        loop = self.loop(seed, jobs, device, self.shape(seed), depth, **options)
+        make = partial(self.loop, seed, jobs, device, self.shape(seed), depth, **options)
+        loop = on_device(device, make) if isinstance(device, AcceleratorDevice) else make()
         if isinstance(device, RankDevice):
             device.world.follow(loop)
         return run_directly(loop, jobs, self.direct)
@@ -82,12 +84,17 @@ def play(
     mood: str | None = None,
     threads: bool = False,
     guarded: Any = None,
+    opened: Callable[[int], Device] | None = None,
     **options: Any,
 ) -> Counter[str]:
-    """Play the seeds, the first two under no_sync and the others not if `guarded` is the guard. Returns their tally."""
+    """Play the seeds, the first two under no_sync and the others not if `guarded` is the guard; on devices `opened` for
+    each seed, by default simulated ones. Returns their tally."""
     total = Counter[str]()
     for number, seed in enumerate(seeds):
-        device = CpuDevice(threads=1) if threads else SimDevice(seed * 8 + (depth or 0), mood, seed % 4 == 0)
+        if opened is not None:
+            device = opened(seed)
+        else:
+            device = CpuDevice(threads=1) if threads else SimDevice(seed * 8 + (depth or 0), mood, seed % 4 == 0)
         counts = Counter[str]()
         with guarded.rest() if guarded is not None and number > 1 else nullcontext():
             loop = oracle.play(seed, device, depth, counts=counts, **options)
@@ -254,20 +261,25 @@ def returning_jobs(seed: int) -> list[Job]:
 # Engines.
 
 
+def wary(device: Device) -> type[ChecksumModel]:
+    """The model that looks at its inputs, where the host can."""
+    return ChecksumModel if device.caps.own_memory else WaryModel
+
+
 def plain_loop(seed, jobs, device, shape, depth, counts=None, **options):
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
     kind = WaryModel if isinstance(device, SimDevice) else ChecksumModel
-    options = {"kernels": kernels_for(seed), **graphs, **options}
+    options = {"kernels": kernels_for(seed, device), **graphs, **options}
     by_priority, caching = seed % 3 == 0, seed % 5 != 0
     return checksum_loop(device, shape, depth, kind, by_priority=by_priority, prefix_caching=caching, **options)
 
 
 def loop_with_adapters(seed, jobs, device, shape, depth, counts=None, **options):
-    return adapted_loop(device, shape, depth, kernels=kernels_for(seed), **captured(seed, shape), **options)
+    return adapted_loop(device, shape, depth, kernels=kernels_for(seed, device), **captured(seed, shape), **options)
 
 
 def varied_loop(seed, jobs, device, shape, depth, counts=None, **options):
-    model, kernels = Varied(VOCAB, MAX_LEN), kernels_for(seed)
+    model, kernels = Varied(VOCAB, MAX_LEN), kernels_for(seed, device)
     return loop_of(device, model, shape, depth, kernels=kernels, **captured(seed, shape), **options)
 
 
@@ -294,7 +306,7 @@ def right_loop(seed, jobs, device, shape, depth, counts, errs=0.0, **options):
         by_priority=seed % 3 == 0,
         prefix_caching=seed % 5 != 0,
         speculation=speculation,
-        kernels=kernels_for(seed) if device.kind != "cuda" else None,
+        kernels=kernels_for(seed, device),
         **graphs,
         **options,
     )
@@ -309,7 +321,7 @@ class WarySharing(SharingModel, WaryModel):
 
 
 def draft_model_loop(seed, jobs, device, shape, depth, counts, errs=0.0, **options):
-    model = WarySharing(VOCAB, shape.max_len)
+    model = (SharingModel if device.caps.own_memory else WarySharing)(VOCAB, shape.max_len)
     graphs = captures_at_once(shape) if seed % 2 else {}
     loop = model_loop(
         model,
@@ -317,14 +329,17 @@ def draft_model_loop(seed, jobs, device, shape, depth, counts, errs=0.0, **optio
         shape,
         depth,
         speculation=drafted_by_model(model, MOST, errs, shape.rows),
-        **{"kernels": kernels_for(seed), "prefix_caching": seed % 5 != 0, **graphs, **options},
+        **{"kernels": kernels_for(seed, device), "prefix_caching": seed % 5 != 0, **graphs, **options},
     )
     DraftCounts(loop, counts)
     return loop
 
 
-def suffix_lookup(entries: int = 1 << 10) -> SuffixLookup:
-    return SuffixLookup(8, Recall(MOST, 1000, 100), new_suffixes(3, entries, torch.device("cpu")))
+HOST = torch.device("cpu")
+
+
+def suffix_lookup(entries: int = 1 << 10, at: torch.device = HOST) -> SuffixLookup:
+    return SuffixLookup(8, Recall(MOST, 1000, 100), new_suffixes(3, entries, at))
 
 
 def by_suffixes(suffixes: SuffixLookup, rows: int) -> Speculation:
@@ -332,14 +347,15 @@ def by_suffixes(suffixes: SuffixLookup, rows: int) -> Speculation:
 
 
 def suffix_loop(seed, jobs, device, shape, depth, counts=None, **options):
-    suffixes = suffix_lookup(1 << (3 if seed % 5 == 0 else 10))  # a table of 8 entries is taken over again and again
+    # A table of 8 entries is taken over again and again.
+    suffixes = suffix_lookup(1 << (3 if seed % 5 == 0 else 10), device.torch_device)
     graphs = captures_at_once(shape) if seed % 2 else {}
     return model_loop(
-        WaryModel(VOCAB, shape.max_len),
+        wary(device)(VOCAB, shape.max_len),
         device,
         shape,
         depth,
-        kernels=kernels_for(seed),
+        kernels=kernels_for(seed, device),
         prefix_caching=seed % 7 != 0,
         speculation=by_suffixes(suffixes, shape.rows),
         **graphs,
@@ -350,14 +366,14 @@ def suffix_loop(seed, jobs, device, shape, depth, counts=None, **options):
 def grouped_loop(seed, jobs, device, shape, depth, counts=None, **options):
     graphs = captures_at_once(shape) if isinstance(device, CpuDevice) else {}
     return model_loop(
-        GroupedModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_for(seed), **graphs, **options
+        GroupedModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_for(seed, device), **graphs, **options
     )
 
 
 def hosted_loop(seed, jobs, device, shape, depth, counts=None, **options):
     late_ns = 20_000 if depth in (2, 8) else 10**9
     host = HostSizes((1, 4, 40)[seed // 4 % 3] * 4096, 1, late_ns)
-    return checksum_loop(device, shape, depth, WaryModel, host=host, kernels=kernels_for(seed), **options)
+    return checksum_loop(device, shape, depth, wary(device), host=host, kernels=kernels_for(seed, device), **options)
 
 
 def small_pages(seed: int) -> Sizes:

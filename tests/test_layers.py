@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "device": {"base"},
     "comm": {"base", "device"},
     "kernels": {"base", "comm", "device"},
-    "model": {"base", "comm", "kernels", "demo", "memory.groups"},
+    "model": {"base", "comm", "kernels", "demo", "device.facts", "memory.groups"},
     "pace": {"base"},
     "memory": {"base"},
     "offload": {"base", "device", "kernels", "memory", "model", "pace"},

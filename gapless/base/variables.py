@@ -18,6 +18,11 @@ OWN_VARIABLES = {
     "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
 }
+SEEN_DEVICES = (
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ASCEND_RT_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_MODULES",
+)  # fmt: skip
+"""Variables that name the devices which a process sees: of NVIDIA, AMD, Intel, Ascend and Gaudi"""
 OTHERS = {
     "OPENAI_API_KEY": "key that clients of this package send if GAPLESS_API_KEY is not set",
     "HF_HOME": "folder in which huggingface_hub keeps models",
@@ -27,7 +32,7 @@ OTHERS = {
     "XDG_CACHE_HOME": "folder of caches, in which our C++ is kept; default: ~/.cache",
     "CXX": "C++ compiler that is tried first",
     "ATEN_CPU_CAPABILITY": "avx2: torch and our C++ leave AVX-512 and AMX alone",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are seen; the first ones are used",
+    **dict.fromkeys(SEEN_DEVICES, "devices of this kind that are seen; the first ones are used"),
     "OTEL_SERVICE_NAME": "name of the server in traces; the SDK's other OTEL_ variables hold too",
     "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
     "NO_COLOR": "1: no colours in the terminal",

@@ -34,5 +34,8 @@ class Alone:
     def stop(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 ONE_RANK = Alone()

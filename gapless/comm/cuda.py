@@ -4,6 +4,8 @@ the ranks map of each other."""
 from __future__ import annotations
 
 import ctypes
+import logging
+import mmap
 import os
 import struct
 import weakref
@@ -16,10 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.base.errors import ConfigError
+from gapless.base.errors import ConfigError, EngineError
 from gapless.base.share import Share
+from gapless.comm.shared import LINE_BYTES, STOP_AT, WAITED_AT, Commons
 from gapless.device import CudaDevice
 from gapless.device.driver import HANDLE_BYTES, Driver
+from gapless.device.facts import mps_runs
+
+log = logging.getLogger("gapless.comm")
 
 MOST_CUDA_RANKS, MOST_BLOCKS, THREADS = 8, 64, 512
 MOST_SENT = 2 << 20
@@ -169,7 +175,6 @@ class CudaGroup:
         return address
 
     def close(self) -> None:
-        """Let the memory go, once no rank runs a program. May be called twice."""
         mapped, self._mapped = self._mapped, []
         own, self._own = self._own, 0
         for address in mapped:
@@ -275,6 +280,34 @@ class CudaGroup:
             setattr(call, field, value)
         grid = blocks if any_grid else min(blocks, self._blocks)
         self.driver.launch(self._kernels[name], grid, THREADS, call, self._stream)
+
+
+def group_of_gpus(device: CudaDevice, commons: Commons) -> CudaGroup:
+    """Return the group for a rank's tensors on its GPU. Every rank calls it, and waits for the others.
+
+    Raises:
+        ConfigError: see `CudaGroup`.
+        EngineError: the ranks were stopped.
+    """
+    share, at = commons.share, commons.board_at
+    memory = mmap.mmap(commons.fd, -(-(at + share.world * LINE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE)
+    pinned = device.host_memory(len(memory), torch.frombuffer(memory, dtype=torch.uint8))
+    words = HostWords(pinned, STOP_AT, at + share.rank * LINE_BYTES + WAITED_AT, commons.group.stop)
+    group = CudaGroup(share, device, words)
+    # The host's group brings every rank's record to all.
+    records = torch.zeros(share.world, HANDLES_BYTES, dtype=torch.uint8)
+    records[share.rank] = torch.frombuffer(bytearray(group.handles()), dtype=torch.uint8)
+    try:
+        commons.group.add(records.view(torch.int64))
+    except RuntimeError as error:
+        raise EngineError(str(error)) from error
+    group.connect([bytes(record.numpy()) for record in records])
+    if share.leads and not group.apart and not mps_runs():
+        log.warning(
+            "device_ids: ranks share a GPU without NVIDIA's MPS, so they take turns, and each sum takes milliseconds: "
+            "start nvidia-cuda-mps-control -d first, or name a GPU for each rank"
+        )
+    return group
 
 
 _groups: weakref.WeakValueDictionary[int, CudaGroup] = weakref.WeakValueDictionary()

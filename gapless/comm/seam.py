@@ -46,3 +46,7 @@ class Group(Protocol):
         """End every wait of every rank for good: programs that wait raise, or end with undefined results. From any
         thread; may be called twice."""
         ...
+
+    def close(self) -> None:
+        """Let the memory of this rank's device go, once no rank runs a program. May be called twice."""
+        ...

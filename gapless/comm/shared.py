@@ -164,6 +164,9 @@ class SharedGroup:
     def stop(self) -> None:
         self._native.stop(self._number)
 
+    def close(self) -> None:
+        """Do nothing: the memory is that of `Commons`."""
+
 
 class Commons:
     """One rank's view of the memory that the ranks of a host share. `fd` is its file, which other ranks attach to."""

@@ -49,13 +49,13 @@ class AcceleratorDevice(Device):
 
     torch_type: ClassVar[str]
     """torch's device type"""
-    caps = Caps(maps_host=False, own_memory=True)
+    caps = Caps(maps_host=False, own_memory=True, sums="none", registers=False)
     graph: ClassVar[str] = ""
     """The class of its graphs below torch, if not torch.accelerator.Graph: one like torch.cuda.CUDAGraph"""
     pins: ClassVar[bool] = True
     """Whether copies need pinned memory; else the host's memory is the device's too"""
     times: ClassVar[bool] = True
-    """Whether events have times; else a fence has the time at which the host saw it as passed"""
+    """Whether events have times; else a fence has the time of the host when it was seen as passed"""
     one_queue: ClassVar[bool] = False
     """Whether there is but one stream, which all streams of the device then are"""
     missing: ClassVar[tuple[str, ...]] = ()
@@ -165,7 +165,9 @@ class AcceleratorDevice(Device):
         accelerator.synchronize(self.torch_device)
 
     def memory(self) -> tuple[int, int]:
-        free, total = accelerator.get_memory_info(self.torch_device)
+        general = getattr(accelerator, "get_memory_info", None)  # of newer torch
+        ask = general or torch.get_device_module(self.torch_type).mem_get_info
+        free, total = ask(self.torch_device)
         return free, total
 
     def driver_calls(self, *kinds: str) -> int:
@@ -189,8 +191,8 @@ class AcceleratorDevice(Device):
     def host_memory(self, nbytes: int, memory: Tensor | None = None) -> Tensor:
         if memory is not None and self.pins:
             raise ConfigError(
-                f"device: {self.kind} cannot pin memory that processes share (capability registered memory): "
-                "use one rank"
+                f"device: {self.kind} cannot pin memory that processes share (capability registers): use one rank, and "
+                "no role"
             )
         if memory is not None:
             return memory

@@ -75,8 +75,9 @@ class CudaDevice(AcceleratorDevice):
     kind = "cuda"
     torch_type = "cuda"
     caps = Caps(
-        "triton", captures=True, maps_host=False, own_memory=True, polled=True, pads=True, launch_queue=1024, rows=256,
-        drafted_rows=32, step_tokens=8192, operations=1e13,  # a small GPU at a tenth of its peak
+        "triton", captures=True, maps_host=False, own_memory=True, sums="peers", polled=True, pads=True,
+        launch_queue=1024, rows=256, drafted_rows=32, step_tokens=8192,
+        operations=1e13,  # a small GPU at a tenth of its peak
     )  # fmt: skip
     has_run = True
     stream_class = CudaStream

@@ -90,6 +90,11 @@ class Caps(NamedTuple):
     """Whether the device has memory of its own; else its programs use the host's, and leave it most of that"""
     real_time: bool = True
     """Whether its time passes as the host's: simulated time does not, so no thread beside the loop may watch or help"""
+    sums: str = "host"
+    """Sums over ranks: host (C++ in memory that their processes share), peers (kernels in memory that GPUs map of each
+    other), or none"""
+    registers: bool = True
+    """Whether `host_memory` takes memory that other processes have, too"""
     polled: bool = False
     """Whether programs order their accesses to the host's memory, so that its threads may poll it during a step"""
     pads: bool = False

@@ -19,7 +19,6 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.base.records import MoveOrder
 from gapless.base.shared import SharedMemory, empty_file
-from gapless.comm.cuda import CudaGroup
 from gapless.comm.join import group_on
 from gapless.comm.seam import Group
 from gapless.comm.shared import MOST_FRAME, BoardLine, Commons
@@ -255,7 +254,7 @@ class FollowingRanks:
         self._watcher.join()
         for process in self._processes:
             process.close()
-        if self.failure is None and isinstance(self.group, CudaGroup):
+        if self.failure is None:
             self.group.close()
         self._commons.close()
         if self._pages_file >= 0:

@@ -48,6 +48,8 @@ class EngineInfo(NamedTuple):
     """The pages' format; auto: `dtype`"""
     ranks: int = 1
     """Processes that compute each step together"""
+    own_memory: bool = False
+    """Whether the KV cache is in memory of the device's own, not the host's"""
 
 
 class AdapterChange(NamedTuple):

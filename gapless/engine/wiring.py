@@ -242,6 +242,7 @@ def _info(loaded: Loaded, sizes: Sizes) -> EngineInfo:
         watchdog_seconds=longest,
         kv_cache_dtype=config.kv_cache_dtype,
         ranks=config.tensor_parallel_size,
+        own_memory=device.caps.own_memory,
     )
 
 

@@ -18,6 +18,7 @@ from .allowed import allowing
 from .children import Children
 from .emulate import emulated_cuda
 from .patches import Patches
+from .present import CHOSEN, accelerator, choose
 from .race import RACE_SINKS, no_race
 from .refusals import refuse
 from .report import CountedFinding, Finding, SyncReport
@@ -83,7 +84,7 @@ class Detectors:
         self._allows = dict(allows or {})
         self._options = {
             "names": names, "regions": regions, "emulate_cuda": emulate_cuda, "folder": folder, "serves": serves,
-            "seed": seed, "allows": self._allows,
+            "seed": seed, "allows": self._allows, "devices": CHOSEN,
         }  # fmt: skip
         self._stack = ExitStack()
         self._watched: Watched | None = None
@@ -101,6 +102,7 @@ class Detectors:
         self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
+        patches.wrap(torch, "_register_device_module", _registered)
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)
         if self._emulates:
@@ -196,6 +198,15 @@ class Detectors:
         return [entry for report in self._reports.values() for entry in report.entries()]
 
 
+def _registered(original: Any, kind: str, module: Any) -> None:
+    """Replace what tells torch of a backend: while the program runs that is too late to wrap what the backend has."""
+    original(kind, module)
+    if accelerator() not in ("", kind):
+        return
+    print(f"gapless san: torch.{kind} was registered by the program, and is not watched: give --device {kind}",
+          file=sys.stderr)  # fmt: skip
+
+
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `torch.compile`: its functions run uncompiled, so that every operator is seen."""
     torch.compiler.set_stance("force_eager")
@@ -222,9 +233,16 @@ def _compile_again() -> None:
         torch.compiler.set_stance("default")
 
 
+def choose_all(given: dict[str, Any]) -> None:
+    """Watch the kinds of accelerators that a parent's options name, and take them out of the options."""
+    for kind in given.pop("devices"):
+        choose(kind)
+
+
 def arrive(options: str) -> None:
     """Check this process, a child that multiprocessing has spawned, with the `options` of its parent."""
     given = json.loads(options)
+    choose_all(given)
     detectors = Detectors(given.pop("names"), **given)
     detectors.__enter__()
     atexit.register(detectors.__exit__)

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from .backends import GENERIC, KINDS_OF_DEVICES
 from .lint_facts import gather
 from .lint_flow import Flow, known_names
 from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
@@ -19,7 +20,7 @@ from .report_files import as_dict, check_files, write_files
 from .sites import Frame
 from .suppress import apply, comment_at, tell_unused
 from .suppress import gather as gather_suppressions
-from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
+from .sync_rules import COLLECTIVES, RULES
 
 _NOT_OURS = ("build", "node_modules", "site-packages")
 """Folders with what others wrote, or with copies."""
@@ -29,9 +30,9 @@ _SIZED = ("arange", "full", "zeros", "ones", "empty", "linspace", "randint", "ra
 _READ = ("equal", "allclose", "is_nonzero", "inv", "inverse", "solve", "cholesky", "lu_factor", "ldl_factor")
 """Functions that read an answer or an error code. The ones whose names end with _ex do not."""
 _COUNTED = ("bincount", "unique", "unique_consecutive")
-# One query is no poll.
-_CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES) if rule != "event-poll"}
-_CALLS["torch.cuda.graph"] = "graph-capture"
+_WAITS = (*GENERIC, *(wait for row in KINDS_OF_DEVICES.values() for wait in row.all_waits()), *COLLECTIVES)
+# One query is no poll; a context is entered where it is made.
+_CALLS = {f"{owner}.{name}".removesuffix(".__enter__"): rule for owner, name, rule in _WAITS if rule != "event-poll"}
 
 
 class Linter(Flow):
@@ -199,7 +200,7 @@ class Linter(Flow):
             yield "event-wait"
         elif name == "capture_begin":
             yield "graph-capture"
-        elif name in ("to", "cuda") and base.tensor:
+        elif name in ("to", *KINDS_OF_DEVICES) and base.tensor:
             yield from self._placing(node, name, base)
         elif name == "copy_" and base.tensor and node.args:
             yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
@@ -227,7 +228,7 @@ class Linter(Flow):
         target = self.names.target_device(node)
         if target is None and name == "to":
             return
-        place = "gpu" if target is None or name == "cuda" else self.names.device(target)
+        place = "gpu" if target is None or name in KINDS_OF_DEVICES else self.names.device(target)
         given = keyword(node, "non_blocking")
         asynchronous = says_true(given)
         if place == "cpu":

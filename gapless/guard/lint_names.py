@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 
+from .backends import HOST_TYPES, KINDS_OF_DEVICES
 from .lint_facts import FileFacts, Known
 from .lint_kinds import (
     ARRAY,
@@ -71,7 +73,9 @@ _OF_OTHERS = """
     frombuffer
 """.split()  # noqa: SIM905
 _NOT_OF_ONE_TENSOR = {*_TORCH_NOT_TENSORS, *FACTORIES, *_OF_OTHERS} - {"equal", "allclose", "is_nonzero"}
-_DEVICES = ("cpu", "meta", "cuda", "xpu", "npu", "mps", "hip")
+_DEVICES = (*HOST_TYPES, *KINDS_OF_DEVICES, "hip")
+_PACKAGED = {f"{row.package}.{kind}": f"torch.{kind}" for kind, row in KINDS_OF_DEVICES.items() if row.package}
+"""Modules of backends by their names in their own packages."""
 _HOLDERS = (
     "list",
     "deque",
@@ -102,10 +106,12 @@ class Names:
     def dotted(self, node: ast.expr) -> str:
         """`torch.nn.functional.pad` for a chain that starts at an import, else ''."""
         if isinstance(node, ast.Name):
-            return self.imports.get(node.id, "")
+            name = self.imports.get(node.id, "")
+            return _PACKAGED.get(name, name)
         if isinstance(node, ast.Attribute):
             base = self.dotted(node.value)
-            return f"{base}.{node.attr}" if base else ""
+            name = f"{base}.{node.attr}" if base else ""
+            return _PACKAGED.get(name, name)
         return ""
 
     def bind(self, target: ast.expr, kind: Kind) -> None:
@@ -374,13 +380,14 @@ class Names:
         if kind.tensor or kind.place in ("cpu", "gpu"):
             return True
         text = ast.unparse(node).lower()
-        return "dtype" not in text and ("device" in text or "cuda" in text)
+        named = "device" in text or "cuda" in text or not KINDS_OF_DEVICES.keys().isdisjoint(re.split(r"[\W_]+", text))
+        return "dtype" not in text and named
 
     def _method_call(self, func: ast.Attribute, node: ast.Call) -> Kind:
         base, name = self.of(func.value), func.attr
         if name == "numpy":
             return ARRAY
-        if name in ("to", "cuda", "cpu", "pin_memory") and base.place != "mixed":
+        if name in ("to", "cpu", "pin_memory", *KINDS_OF_DEVICES) and base.place != "mixed":
             return self._placed(base, name, node)
         if base.place in ("items", "tuple"):
             return self._taken(base, name)
@@ -432,7 +439,7 @@ def branched(one: Kind, other: Kind, test: ast.expr) -> Kind:
 def _constant(value: object) -> Kind:
     if isinstance(value, str):
         name = value.split(":")[0]
-        return Kind("cpu" if name in ("cpu", "meta") else "gpu") if name in _DEVICES else NO_KIND
+        return Kind("cpu" if name in HOST_TYPES else "gpu") if name in _DEVICES else NO_KIND
     return NO_VALUE if value is None else NUMBER if isinstance(value, (int, float)) else NO_KIND
 
 

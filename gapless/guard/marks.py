@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import forks
+from .backends import HOST_TYPES
+from .present import accelerator
 
 T = TypeVar("T")
 
@@ -39,10 +41,9 @@ default = _Default()
 
 def has_accelerator() -> bool:
     """Return whether there is a real accelerator: torch's own answer may be emulated."""
-    return emulated.type == "cpu" and torch.accelerator.is_available()
+    return emulated.type == "cpu" and accelerator() != ""
 
 
-_HOST_TYPES = ("cpu", "meta")
 _MARKS_BEFORE_SWEEP = 4096
 """The number of marks that has dead storages' marks dropped."""
 _STRIDED = torch.strided
@@ -200,7 +201,7 @@ def on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor really is on a device."""
     # Not asked through a function mode, which answers for the emulated device.
     with FunctionsOff():
-        return tensor.device.type not in _HOST_TYPES
+        return tensor.device.type not in HOST_TYPES
 
 
 def is_pinned(tensor: Tensor) -> bool:
@@ -225,7 +226,7 @@ def names_device(device: Any) -> bool:
     if isinstance(device, int):
         return True
     parsed = torch.device(device) if isinstance(device, str) else device
-    return parsed.type not in _HOST_TYPES or parsed.index is not None
+    return parsed.type not in HOST_TYPES or parsed.index is not None
 
 
 def is_meta(device: Any) -> bool:
@@ -240,5 +241,5 @@ def is_fake_type(kind: type) -> bool:
 
 def must_emulate(device: Any) -> bool:
     """Return whether `device`, which names one, has to be emulated on the CPU."""
-    is_emulated = not isinstance(device, int) and torch.device(device).type in _HOST_TYPES
+    is_emulated = not isinstance(device, int) and torch.device(device).type in HOST_TYPES
     return is_emulated or not has_accelerator()

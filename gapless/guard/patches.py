@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -72,13 +74,28 @@ def holding(owner: Any, **values: Any) -> Iterator[None]:
         vars(owner).update(before)
 
 
+_IMMUTABLE = 1 << 8
+"""The flag of classes that refuse to be changed, as all that C declares (Py_TPFLAGS_IMMUTABLETYPE)."""
+
+
+def _set_in_c(owner: type, name: str, value: Any) -> None:
+    """Change a method of a class of C, for its subclasses and for existing objects too."""
+    (methods,) = gc.get_referents(vars(owner))
+    methods[name] = value
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))  # forgets earlier look-ups
+
+
 class Patches(ExitStack):
     """Replaces attributes, and puts them back when it is closed, the last one first."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name`, until the patches are closed."""
+        """Set `owner.name`, until the patches are closed. Raises TypeError for a class of C that is not torch's."""
         own = name in vars(owner)
         before = vars(owner).get(name)
+        if own and isinstance(owner, type) and owner.__flags__ & _IMMUTABLE and owner.__module__.startswith("torch"):
+            _set_in_c(owner, name, value)
+            self.callback(_set_in_c, owner, name, before)
+            return
         setattr(owner, name, value)
         self.callback(setattr, owner, name, before) if own else self.callback(delattr, owner, name)
 

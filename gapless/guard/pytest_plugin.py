@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gapless-san-json", metavar="FILE", help="write what was found as JSON")
     group.addoption("--gapless-san-sarif", metavar="FILE", help="write it as SARIF 2.1.0, which code hosts show")
     group.addoption("--gapless-san-diff", metavar="BASE", help="fail only for what is new since BASE, an earlier JSON")
+    group.addoption("--gapless-san-device", metavar="NAME", help="watch this accelerator (default: what torch finds)")
     group.addoption(
         "--gapless-san-device-tensors", choices=_PLACES,
         help="without a GPU: `cuda` emulates CUDA (default); `marked` watches marked and device='cuda' tensors alone",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from .detectors import DETECTORS, Detectors
+from .present import choose
 from .report import CountedFinding, Finding, as_text
 from .report_files import as_dict, check_files, merged, write_files
 from .run import EXIT_FOUND, EXIT_UNWATCHED, EXIT_USAGE, UNWATCHED
@@ -44,7 +45,12 @@ class TestSession:
             json=options.gapless_san_json, sarif=options.gapless_san_sarif, diff=options.gapless_san_diff
         )
         self._base = check_files(self._files)
-        self._emulates = options.gapless_san_device_tensors != "marked"
+        device, tensors = options.gapless_san_device, options.gapless_san_device_tensors
+        if device and tensors:
+            raise ValueError("--device-tensors is for a machine without an accelerator, and --device names one")
+        if device:
+            choose(device)
+        self._emulates = not device and tensors != "marked"
         if "PYTEST_XDIST_WORKER" in os.environ:
             platform.platform()  # starts a process once: a worker of xdist asks for it
         default = config.rootpath / DEFAULT_FILE

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from contextlib import ContextDecorator
 from itertools import product
-from typing import Any, Literal
-
-import torch
+from typing import Literal
 
 from . import forks, hooks, marks, race_reads
+from .backends import backend
 from .emulated_triton import FOLLOWERS
 from .patches import Patches
+from .present import accelerator
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
@@ -19,6 +19,7 @@ from .race_groups import GroupWatch
 from .race_kernels import follow
 from .race_mode import mode
 from .race_report import Race, RaceError
+from .race_streams import StreamWatch
 from .race_threads import ThreadWatch
 from .report import SyncReport
 
@@ -103,10 +104,10 @@ def begin_again() -> None:
 
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
-    cuda = checker.cuda = _cuda_watch(checker)
-    if cuda is not None:
-        cuda.install(stack)
-        GroupWatch(checker, cuda).install(stack)
+    device = checker.device = _device_watch(checker)
+    if device is not None:
+        device.install(stack)
+        GroupWatch(checker, device).install(stack)
         kernels = functools.partial(follow, checker)
         FOLLOWERS.append(kernels)
         stack.callback(FOLLOWERS.remove, kernels)
@@ -118,9 +119,10 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
     stack.enter_context(mode(checker))
 
 
-def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
-    # Asked of torch's core, since `torch.cuda.is_available` may be emulated.
-    count: Any = getattr(torch._C, "_cuda_getDeviceCount", None)
-    if count is not None and count() > 0:
-        return CudaWatch(checker)
-    return EmulatedWatch(checker) if marks.emulated.type == "cuda" else None
+def _device_watch(checker: RaceChecker) -> StreamWatch | None:
+    kind = accelerator()
+    if not kind:
+        return None
+    if marks.emulated.type == "cuda":
+        return EmulatedWatch(checker)
+    return CudaWatch(checker) if kind == "cuda" else StreamWatch(checker, backend(kind))

@@ -12,11 +12,11 @@ from torch import Tensor
 from . import marks, race_index, race_ops
 from .race_agents import Actor, Agent
 from .race_buffers import Buffer, Checksum, region_of, region_of_array
-from .race_cuda import CudaWatch
 from .race_index import IndexUnknown, choose, named_rows, rows_of
 from .race_report import FREE, READ, WRITE
 from .race_shadow import PARTS_KEPT, Extent, Rows
 from .race_state import RaceState
+from .race_streams import StreamWatch
 
 Uses = list[tuple[Tensor, int]]
 Touched = Sequence[tuple[Tensor, list[Tensor]]]
@@ -36,7 +36,7 @@ class RaceChecker(RaceState):
         says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
-        self.cuda: CudaWatch | None = None
+        self.device: StreamWatch | None = None
 
     # Calls of users.
 
@@ -88,8 +88,8 @@ class RaceChecker(RaceState):
     def begin_again(self) -> None:
         """Forget all accesses and orders, for a test that is no part of the one before; the races so far stay."""
         with self.lock:
-            if self.cuda is not None:
-                self.cuda.begin_again()
+            if self.device is not None:
+                self.device.begin_again()
             self.agents.begin_again()
             self.buffers.begin_again()
             self._pairs.clear()
@@ -117,20 +117,20 @@ class RaceChecker(RaceState):
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
-        if not uses or (self.cuda is not None and self.cuda.captures()):
+        if not uses or (self.device is not None and self.device.captures()):
             return -1, None
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
         site = self.sites.here(depth, host.label)
-        buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
+        buffers, named, device, fresh = self.buffers, self.buffers.named, self.device, False
         stream: Actor | None = None
         stated = self._stated_by(plan.custom, args) if plan.custom and named else ()
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
                     found = buffers.find(region[0], region[1])
-                    if found and cuda is not None:
-                        actor = cuda.stream_for(tensor, together) or host
+                    if found and device is not None:
+                        actor = device.stream_for(tensor, together) or host
                         actor.news += 1
                     for buffer in found:
                         fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args, stated)
@@ -139,15 +139,15 @@ class RaceChecker(RaceState):
                 if not self.everything or (place := buffers.place(tensor, site)) is None:
                     continue
                 buffer, region = place
-                if cuda is not None:
-                    if buffer.on_device or cuda.is_device(tensor):
+                if device is not None:
+                    if buffer.on_device or device.is_device(tensor):
                         buffer.on_device = True
                         # All tensors of an operator are on one device, those of a copy apart.
                         if stream is None or plan.copies:
-                            stream = cuda.now(host, tensor)
+                            stream = device.now(host, tensor)
                         actor = stream
                     else:
-                        actor = cuda.stream_for(tensor, together) or host
+                        actor = device.stream_for(tensor, together) or host
                         actor.news += 1
                 if plan.way and tensor is args[0]:
                     try:
@@ -174,12 +174,12 @@ class RaceChecker(RaceState):
 
     def _hold(self, actor: Actor, buffer: Buffer, region: Extent, tensor: Tensor, site: int) -> None:
         """A stream may read this memory later: if it is the host's, unseen writes must wait for it."""
-        cuda = self.cuda
-        if cuda is None or not (isinstance(actor, Agent) and actor.is_stream):
+        device = self.device
+        if device is None or not (isinstance(actor, Agent) and actor.is_stream):
             return
         # With gaps it is packed first, by the host.
-        if region[2] is None and not cuda.is_device(tensor):
-            cuda.hold(actor, Checksum(buffer, region), tensor, site)
+        if region[2] is None and not device.is_device(tensor):
+            device.hold(actor, Checksum(buffer, region), tensor, site)
 
     def _stated_by(self, name: str, args: Sequence[Any]) -> Touched | None:
         """Return what an operator that is not torch's own touches, as stated; None where that cannot be known."""
@@ -220,8 +220,8 @@ class RaceChecker(RaceState):
 
         `site` and `stream` are the results of `saw`. `on_device`: the results are known to be on a device.
         """
-        cuda = self.cuda
-        if site < 0 and cuda is not None and cuda.captures():
+        device = self.device
+        if site < 0 and device is not None and device.captures():
             return
         if plan.makes and self.everything:
             actor = host = self.agents.here()
@@ -232,21 +232,21 @@ class RaceChecker(RaceState):
                 if place is None or place[0].shadow.owner:
                     continue  # a tensor that existed before has been touched
                 buffer, region = place
-                if cuda is not None:
-                    if on_device or cuda.is_device(tensor):
+                if device is not None:
+                    if on_device or device.is_device(tensor):
                         buffer.on_device = True
-                        actor = cuda.now(host, tensor) if stream is None or plan.copies else stream
-                        if not cuda.made(plan, buffer, actor, site):
+                        actor = device.now(host, tensor) if stream is None or plan.copies else stream
+                        if not device.made(plan, buffer, actor, site):
                             continue
                     else:
-                        actor = cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                        actor = device.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
                         actor.news += 1
                 # No other thread has it yet, so this needs no lock and meets no race.
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if cuda is not None and plan.waits is not None:
-            cuda.ran(plan, args, kwargs)
+        if device is not None and plan.waits is not None:
+            device.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:
         """Note an access to a tensor or array outside of any operator."""
@@ -310,8 +310,8 @@ class RaceChecker(RaceState):
 
     def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Extent, site: int, what: Any) -> bool:
         """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
-        if buffer.pool is not None and buffer.pool.index != actor.index and self.cuda is not None:
-            self.cuda.pools.lent(buffer, buffer.pool, what)
+        if buffer.pool is not None and buffer.pool.index != actor.index and self.device is not None:
+            self.device.pools.lent(buffer, buffer.pool, what)
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)

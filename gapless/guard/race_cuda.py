@@ -1,283 +1,52 @@
-"""Follows CUDA streams and events of any program: an operator acts as the stream that is current at its dispatch."""
+"""Follows streams of CUDA, which has fast ways to ask for the current one, and of an emulated CUDA."""
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import emulated_graphs, emulated_streams, marks, race_ops
-from .patches import Patches
-from .race_agents import Actor, Agent, GroupProgram, Launched, VectorClock
-from .race_buffers import Buffer, Checksum
-from .race_pools import Pools
-from .race_shadow import Ranges
+from .backends import backend
+from .race_agents import Actor, Agent, Launched
+from .race_buffers import Buffer
 from .race_state import RaceState
-from .sync_rules import WAITING
-from .watch import ON_WAIT, ThreadState, current
-
-_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+from .race_streams import StreamWatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Host memory that a stream uses, enqueued at its time `time`."""
+class CudaWatch(StreamWatch):
+    """Follows CUDA's streams by the driver's handles."""
 
-    stream: Agent
-    time: int
-    checksum: Checksum
-    site: int
-    alive: Callable[[], object]
-    """Returns None when the memory is gone: a write is no fault then."""
+    def __init__(self, checker: RaceState, raw_stream: Callable[[int], int] | None = None) -> None:
+        super().__init__(checker, backend("cuda"))
+        self._raw_stream: Any = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
+    def current_stream(self) -> Any:
+        return torch.cuda.current_stream()
 
-class CudaWatch:
-    """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
-
-    def __init__(
-        self, checker: RaceState, cuda: Any = torch.cuda, raw_stream: Callable[[int], int] | None = None
-    ) -> None:
-        self._checker = checker
-        self._cuda = cuda
-        self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._mark = f"_gapless_clock_{id(self)}"
-        self._known_agents: dict[tuple[int, int], Agent] = {}
-        self._held: dict[Any, _Held] = {}
-        """What is held, one for each stream and part of a buffer: the last use of it."""
-        self.pools = Pools(checker)
-        self._graph_pools: dict[Any, Buffer] = {}
-        """Buffers that stand for the memory of graphs, by pool."""
-        self._judge = ThreadState()
-        """Decides which operators wait, on threads without a region of syncs."""
-
-    # Streams as agents.
-
-    def agent(self, device: int, handle: int, name: str = "") -> Agent:
-        auto = f"cuda:{device} {handle:#x}" if handle else f"cuda:{device} default"
-        agent = self._checker.agents.stream(("cuda", device, handle), name or auto, None)
-        if name and agent.name == auto:
-            agent.name = name  # it was seen before it was given a name
-        self._known_agents[device, handle] = agent
-        return agent
-
-    def agent_of(self, stream: Any, name: str = "") -> Agent:
-        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
-        stream = self._cuda.current_stream() if stream is None else stream
-        return self.agent(stream.device.index or 0, stream.cuda_stream, name)
+    def handle(self, stream: Any) -> int:
+        if not hasattr(stream, "cuda_stream"):  # torch.Stream
+            whole: Any = torch.cuda.Stream
+            index, kind = stream.device_index, stream.device_type
+            stream = whole(stream_id=stream.stream_id, device_index=index, device_type=kind)
+        return int(stream.cuda_stream)
 
     def current(self, device: int) -> Agent:
-        assert self._raw_stream is not None
         handle = self._raw_stream(device)
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
-    def now(self, host: Actor, tensor: Tensor) -> Actor:
-        """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
-        if isinstance(host, GroupProgram):
-            return host
-        stream = self.current(tensor.device.index or 0)
-        self._checker.agents.enqueue_again(stream, host)
-        return stream
-
-    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Actor | None:
-        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
-        on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
-        # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
-        if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
-            return None
-        return self.now(self._checker.agents.here(), on_gpu)
-
-    def captures(self) -> bool:
-        """Return whether the calling thread captures a graph: then operators are recorded and do not run."""
-        return bool(self._cuda.is_current_stream_capturing())
-
     def is_device(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether copies from and to this host tensor can run beside the host."""
-        return tensor.is_pinned()
-
-    def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
-        used = race_ops.tensors(plan, args, kwargs)
-        on_gpu = next((tensor for tensor, _ in used if self.is_device(tensor)), None)
-        to = kwargs.get("device") if plan.copies else None
-        place = on_gpu.device if on_gpu is not None else to if marks.names_device(to) else None
-        if plan.waits is None or place is None:
-            return
-        if plan.waits(current() or self._judge, args, dict(kwargs)) in WAITING:
-            self._host_learns(self.current(place.index or 0))
-
-    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
-        """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
-        if isinstance(actor, Agent):
-            self.pools.took(buffer, actor, site)
-        return plan.name not in _EMPTY
-
-    def reading(self, tensor: Tensor) -> AbstractContextManager[None]:
-        """Act inside as what reads this CPU tensor for `tolist` or `numpy`."""
-        return nullcontext()
-
-    def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
-        """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
-        buffer, storage = checksum.buffer, tensor.untyped_storage()
-        is_held = buffer.site < 0  # memory that is registered
-        alive = (lambda: buffer) if is_held else weakref.ref(marks.PINNED.covering(storage) or storage)
-        key = (id(buffer), checksum.part, stream.index)
-        if key in self._held:
-            self._verify([self._held[key]])
-        self._held[key] = _Held(stream, stream.time, checksum, site, alive)
-
-    def _learn(self, known: VectorClock) -> None:
-        """Order the calling thread after a point of a stream; memory used until there must be unchanged."""
-        self._checker.agents.learn(known)
-        with self._checker.lock:
-            done = [key for key, held in self._held.items() if known.get(held.stream.index, 0) >= held.time]
-            self._verify([self._held.pop(key) for key in done])
-
-    def _verify(self, uses: Iterable[_Held]) -> None:
-        for held in uses:
-            if held.alive() is not None and held.checksum.changed():
-                self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
-
-    def _finish(self) -> None:
-        """Look at what the host never learnt of: nothing has ordered the writes there."""
-        self._verify(self._held.values())
-        self._held.clear()
-
-    def host_knows(self, known: VectorClock) -> None:
-        """The calling thread has seen that the work which ends with this clock is done."""
-        self._learn(known)
-
-    def host_waits(self) -> None:
-        """The calling thread has waited for the current stream."""
-        self._host_learns(self.agent_of(None))
-
-    def begin_again(self) -> None:
-        """Look at the held memory, and forget all that happened."""
-        self._finish()
-        self._known_agents.clear()
-        self.pools = Pools(self._checker)
-
-    def _host_learns(self, stream: Agent) -> None:
-        self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
-
-    # Methods that are wrapped.
-
-    def install(self, patches: Patches) -> None:
-        patches.callback(self._finish)
-        ON_WAIT.append(self.host_waits)
-        patches.callback(ON_WAIT.remove, self.host_waits)
-        event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
-        patch(event, "record", self._record)
-        patch(event, "wait", self._wait)
-        for name in ("synchronize", "query"):
-            patch(event, name, self._event_seen)
-            patch(stream, name, self._stream_seen)
-        patch(self._cuda, "synchronize", self._device_synchronize)
-        patches.stand_in(Tensor, "record_stream", self._record_stream)
-        patches.wrap(torch.UntypedStorage, "resize_", self._resize)
-        plans = self._checker.plans
-        for op in (torch.ops.aten.resize_.default, torch.ops.inductor.resize_storage_bytes_.default):
-            plans[id(op)] = race_ops.plan(op)._replace(args=(), is_idle=True, around=self._resize_by_operator)
-        patches.wrap(self._cuda.CUDAGraph, "replay", self._replay)
-
-    def _record(self, original: Any, event: Any, stream: Any = None) -> None:
-        original(event, stream)
-        # A second record replaces the first: later waits are for this one.
-        # Kept on the event: a table of weak references to CUDA events ends in a crash when both are garbage at once.
-        setattr(event, self._mark, self._checker.agents.record(self.agent_of(stream), self._checker.sites.here()))
-
-    def _known(self, event: Any) -> VectorClock:
-        """The clock of the event's last record; an empty one if that was not observed."""
-        return getattr(event, self._mark, None) or VectorClock()
-
-    def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
-        original(event, stream)
-        self._checker.agents.wait(self.agent_of(stream), self._known(event))
-
-    def _event_seen(self, original: Any, event: Any) -> Any:
-        """Replace `synchronize`, which waits and returns None, and `query`, which may return False."""
-        done = original(event)
-        if done is not False:
-            self._learn(self._known(event))
-            self._checker.raise_pending()
-        return done
-
-    def _stream_seen(self, original: Any, stream: Any) -> Any:
-        done = original(stream)
-        if done is not False:
-            self._host_learns(self.agent_of(stream))
-            self._checker.raise_pending()
-        return done
-
-    def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        for stream in self._checker.agents.streams():
-            self._host_learns(stream)
-        self._checker.raise_pending()
-
-    def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
-        original(tensor, stream)
-        with marks.FunctionsOff():
-            self.pools.keep_for(tensor, self.agent_of(stream))
-
-    def _resize(self, original: Any, storage: Any, nbytes: int) -> Any:
-        """Replace `resize_` of a storage: its memory is freed, and the new one is of the current stream's pool."""
-        before, checker = storage.nbytes(), self._checker
-        if nbytes == before or not checker.everything or not self.is_device(marks.whole(storage)) or self.captures():
-            return original(storage, nbytes)
-        site = checker.sites.here(2)
-        if before and (place := checker.buffers.place(marks.whole(storage), site)) is not None:
-            self.pools.gave_back(place[0])
-        result = original(storage, nbytes)
-        checker.buffers.resized(storage)
-        whole = marks.whole(storage)
-        if nbytes and (place := checker.buffers.place(whole, site)) is not None:
-            stream = self.now(checker.agents.here(), whole)
-            place[0].on_device = True
-            if isinstance(stream, Agent):
-                self.pools.took(place[0], stream, site)
-        return result
-
-    def _resize_by_operator(self, run: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator that resizes the storage of a tensor; the one that resizes the tensor only lets it grow."""
-        tensor, size = args[0], args[1]
-        if tensor.layout is not torch.strided:
-            return run(op, args, kwargs)
-        with torch._C.DisableTorchFunction():
-            storage = tensor.untyped_storage()
-            if not isinstance(size, int):
-                size = max((tensor.storage_offset() + math.prod(size)) * tensor.itemsize, storage.nbytes())
-            return self._resize(lambda storage, nbytes: run(op, args, kwargs), storage, size)
-
-    def _replay(self, original: Any, graph: Any) -> None:
-        """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so."""
-        checker, stream = self._checker, self.agent_of(None)
-        site = checker.sites.here(2)
-        checker.agents.wait(stream, self._known(graph))
-        if checker.everything:
-            pool = tuple(graph.pool())
-            memory = self._graph_pools.get(pool)
-            if memory is None:
-                name = f"the memory of graph pool {pool[-1]}"
-                memory = self._graph_pools[pool] = Buffer(0, 1, Ranges(0), name, name, None, False)
-            checker.touched(stream, memory, site)
-        original(graph)
-        setattr(graph, self._mark, checker.agents.record(stream, site))
 
 
 class EmulatedWatch(CudaWatch):
     """Follows emulated streams by the rules of real ones. Device tensors are the marked ones."""
 
     def __init__(self, checker: RaceState) -> None:
-        super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
+        super().__init__(checker, lambda device: emulated_streams.current_stream().cuda_stream)
 
     def agent(self, device: int, handle: int, name: str = "") -> Agent:
         return super().agent(0, handle, name)  # there is one device, whatever its number

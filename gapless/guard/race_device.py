@@ -67,7 +67,7 @@ class DeviceWatch:
         checker = self._checker
         checker.raise_pending()
         agent = self._agent(stream)
-        if checker.cuda is not None and hasattr(stream, "raw"):
+        if checker.device is not None and hasattr(stream, "raw"):
             return program  # it runs here and now, and enqueues operators that are seen one by one
         launched = self._launch(agent, _name_of(program))
         checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
@@ -122,8 +122,8 @@ class DeviceWatch:
 
     def _agent(self, stream: Any) -> Agent:
         """The agent of a stream; a GPU's is known by its handle."""
-        if self._checker.cuda is not None and hasattr(stream, "raw"):
-            return self._checker.cuda.agent_of(stream.raw, stream.name)
+        if self._checker.device is not None and hasattr(stream, "raw"):
+            return self._checker.device.agent_of(stream.raw, stream.name)
         return self._agents.stream(id(stream), stream.name, stream)
 
     def _launch(self, agent: Agent, name: str) -> Launched:

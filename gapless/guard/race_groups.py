@@ -21,9 +21,9 @@ from .emulated_groups import BETWEEN, IN_PLACE
 from .patches import Patches
 from .race_agents import OF_GROUP, Agent, GroupProgram, VectorClock
 from .race_checker import RaceChecker
-from .race_cuda import CudaWatch
 from .race_ops import OperatorPlan
 from .race_report import READ, WRITE
+from .race_streams import StreamWatch
 from .sync_ops import RunOp
 from .watch import ON_WAIT
 
@@ -57,10 +57,10 @@ class _Point:
 class GroupWatch:
     """Wraps process groups, their works and futures while the checker is active."""
 
-    def __init__(self, checker: RaceChecker, cuda: CudaWatch) -> None:
+    def __init__(self, checker: RaceChecker, device: StreamWatch) -> None:
         self._checker = checker
         self._agents = checker.agents
-        self._cuda = cuda
+        self._device = device
         self._points: weakref.WeakKeyDictionary[Any, _Point] = weakref.WeakKeyDictionary()
         """The ends of works, and of the futures that stand for them."""
         self._mark = f"_gapless_work_{id(self)}"
@@ -95,7 +95,7 @@ class GroupWatch:
             self._checker.plans[id(op)] = _PLAN._replace(op=op, is_idle=True, around=around)
 
     def _is_off(self) -> bool:
-        return not self._checker.active or self._cuda.captures() or not self._agents.known_thread()
+        return not self._checker.active or self._device.captures() or not self._agents.known_thread()
 
     # Beginnings.
 
@@ -115,13 +115,13 @@ class GroupWatch:
 
     def _run(self, name: str, group: str, uses: _Touched, run: Callable[[], Any]) -> tuple[Any, _Point]:
         """Run a collective on its group's stream; returns its result and its end."""
-        on_host = bool(uses) and not any([self._cuda.is_device(tensor) for tensor, _ in uses])
+        on_host = bool(uses) and not any([self._device.is_device(tensor) for tensor, _ in uses])
         stream = self._agents.stream(("group", group), OF_GROUP + group, None)
         site = self._checker.sites.here(2)
         if on_host:
             self._agents.enqueue(stream)
         else:
-            self._agents.wait(stream, self._agents.record(self._cuda.agent_of(None), site))
+            self._agents.wait(stream, self._agents.record(self._device.agent_of(None), site))
         with self._agents.acting_as(GroupProgram(stream, name.strip("_"), site)):
             self._touch(uses)
             result = run()
@@ -141,7 +141,7 @@ class GroupWatch:
         with marks.FunctionsOff():
             if tensor.layout is torch.strided:
                 setattr(tensor.untyped_storage(), self._mark, point)
-                self._cuda.pools.keep_for(tensor, point.group)
+                self._device.pools.keep_for(tensor, point.group)
 
     # Ends.
 
@@ -149,9 +149,9 @@ class GroupWatch:
         if point is None or self._is_off():
             return
         if point.on_host:
-            self._cuda.host_knows(point.clock)
+            self._device.host_knows(point.clock)
         else:
-            self._agents.wait(self._cuda.agent_of(None), point.clock)
+            self._agents.wait(self._device.agent_of(None), point.clock)
         self._checker.raise_pending()
 
     def _waited(self, original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +164,7 @@ class GroupWatch:
         """Replace `is_completed`: the host sees that it is done, or learns nothing."""
         done, point = original(work), self._points.get(work)
         if done and point is not None and not self._is_off():
-            self._cuda.host_knows(point.clock)
+            self._device.host_knows(point.clock)
         return done
 
     def _met(self, original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ class GroupWatch:
         original(group)
         if not self._is_off():
             for point in list(self._points.values()):
-                self._cuda.host_knows(point.clock)
+                self._device.host_knows(point.clock)
 
     # Futures.
 

@@ -20,12 +20,12 @@ _RUNS_APART = 32
 
 def follow(checker: RaceChecker, touched: KernelUses) -> None:
     """The calling thread has launched a kernel that touched this memory."""
-    cuda = checker.cuda
-    if cuda is None or cuda.captures():
+    device = checker.device
+    if device is None or device.captures():
         return
     together = [(tensor, READ) for tensor, _, _ in touched]
     for tensor, writes, runs in touched:
-        stream = cuda.stream_for(tensor, together)
+        stream = device.stream_for(tensor, together)
         with nullcontext() if stream is None else checker.agents.acting_as(stream):
             for region in _regions(runs):
                 checker.reach_part(tensor, region, WRITE if writes else READ)

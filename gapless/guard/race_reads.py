@@ -40,7 +40,7 @@ def install(checker: RaceChecker, patches: Patches) -> None:
     for name in _TENSORS:
         patches.stand_in(Tensor, name, partial(_read, checker))
     patches.stand_in(Tensor, "numpy", partial(_array, checker))
-    if not checker.everything or checker.cuda is None:
+    if not checker.everything or checker.device is None:
         return
     for name in ("apply_", "map_", "map2_"):
         patches.stand_in(Tensor, name, partial(_mapped, checker))
@@ -68,13 +68,13 @@ def _is_pinned(checker: RaceChecker, value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
     with marks.FunctionsOff():
-        return checker.everything and checker.cuda is not None and checker.cuda.is_pinned(value)
+        return checker.everything and checker.device is not None and checker.device.is_pinned(value)
 
 
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     with marks.FunctionsOff():
         if tensor.device.type == "cpu" and not (args and _copied_by_reference()):
-            with checker.cuda.reading(tensor) if checker.cuda is not None else nullcontext():
+            with checker.device.reading(tensor) if checker.device is not None else nullcontext():
                 checker.reach(tensor, READ)
     return original(tensor, *args, **kwargs)
 

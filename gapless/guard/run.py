@@ -41,6 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--sarif", metavar="FILE", help="also write the report as SARIF 2.1.0, which code hosts show")
     parser.add_argument("--diff", metavar="BASE", help="report only what is new since BASE, an earlier report as JSON")
+    parser.add_argument(
+        "--device", default="", metavar="NAME",
+        help="watch this kind of accelerator: cuda, xpu, npu, hpu, mps, or one that a package offers (default: the one "
+        "that torch finds)",
+    )  # fmt: skip
     parser.add_argument("--detect", default="", metavar="NAMES", help="detectors, with commas between (default: all)")
     parser.add_argument(
         "--device-tensors", choices=("auto", "marked", "cuda"), default="auto",
@@ -71,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("args", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     from .detectors import DETECTORS, Detectors
+    from .present import choose
 
     try:
         suppressions = gather(options.suppress, options.suppressions)
@@ -78,8 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
+        emulates = _emulates_cuda(options)
+        if options.device:
+            choose(options.device)
         detectors = Detectors(
-            names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed,
+            names, regions=options.regions, emulate_cuda=emulates, seed=options.seed,
             allows=allowances(options.suppress, options.suppressions),
         )  # fmt: skip
     except ValueError as error:
@@ -138,9 +147,10 @@ def follow(options: str) -> int:
 
     Returns the exit code.
     """
-    from .detectors import Detectors
+    from .detectors import Detectors, choose_all
 
     given = json.loads(options)
+    choose_all(given)
     is_module = sys.argv[1] == "-m"
     program, *args = sys.argv[2 if is_module else 1 :]
     before = set(threading.enumerate())
@@ -172,6 +182,10 @@ INTERRUPTED = End(EXIT_INTERRUPTED, "the program was interrupted")
 
 def _emulates_cuda(options: argparse.Namespace) -> bool:
     """Return whether CUDA is to be emulated; prints it on stderr if it was not asked for."""
+    if options.device and options.device_tensors != "auto":
+        raise ValueError("--device-tensors is for a machine without an accelerator, and --device names one: give one")
+    if options.device:
+        return False
     if options.device_tensors != "auto":
         return bool(options.device_tensors == "cuda")
     place = names_cuda(options.program, options.args, options.module)
@@ -179,8 +193,9 @@ def _emulates_cuda(options: argparse.Namespace) -> bool:
         return False
     import torch
 
-    if not torch.cuda.is_available():
-        print(f"gapless san: no GPU here, and {place} names cuda: it is emulated on the CPU", file=sys.stderr)
+    if torch.accelerator.is_available():
+        return False
+    print(f"gapless san: no GPU here, and {place} names cuda: it is emulated on the CPU", file=sys.stderr)
     return True
 
 

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import callbacks, marks, operators, sync_cuda
+from . import callbacks, marks, operators, sync_waits
+from .backends import backend
 from .patches import holding
-from .sync_calls import SyncCalls
+from .present import accelerator
+from .sync_calls import SyncCalls, know_methods
 from .sync_ops import SyncOps
 from .watch import Mode, Scope, ThreadState, begin_allowance, current, local
 
@@ -32,7 +34,8 @@ class Region(Scope, ContextDecorator):
         watch = current()
         if watch is None:
             watch = ThreadState()
-            sync_cuda.install(watch)
+            know_methods(accelerator())
+            sync_waits.install(watch)
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(callbacks.watched())
             watch.ops = ops
@@ -41,14 +44,14 @@ class Region(Scope, ContextDecorator):
             local.watch = watch
         watch.scopes.append(self)
         watch.settle()
-        sync_cuda.entered(watch)
+        sync_waits.entered(watch)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         watch = current()
         assert watch is not None and watch.scopes[-1] is self, "regions of one thread must be nested"
         try:
-            sync_cuda.leaving(watch, quietly=error is not None)
+            sync_waits.leaving(watch, quietly=error is not None)
         finally:
             watch.scopes.pop()
             watch.settle()
@@ -97,7 +100,7 @@ def no_sync(
         marks.device_tensor(device_tensors)
     marks.pinned_tensor(pinned)
     if slow_ms is None:
-        slow_ms = SLOW_MS if marks.has_accelerator() else 0.0
+        slow_ms = SLOW_MS if marks.has_accelerator() and backend(accelerator()).times else 0.0
     return Region(predicate, mode, round(slow_ms * 1e6))
 
 

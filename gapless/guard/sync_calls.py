@@ -7,6 +7,7 @@ and marked.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -20,11 +21,13 @@ from torch.utils._device import _device_constructors
 from torch.utils.dlpack import DLDeviceType
 
 from . import marks
+from .backends import KINDS_OF_DEVICES
 from .callbacks import branching, has_own, moved, of_classes, takes_apart, watched_function
 from .emulated_streams import ExternalStream, current_stream, default_stream
 from .operators import NONE_GIVEN, OPERATORS, composite
 from .patches import holding, leave_uncompiled
 from .pinned_allocs import allocated
+from .present import accelerator
 from .refusals import refusal_of
 from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, Unseen, is_open
 from .sites import caller
@@ -187,10 +190,28 @@ def _names_place(value: Any) -> bool:
     return isinstance(value, (str, torch.device)) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _cuda(watch: ThreadState, call: TorchCall) -> Any:
-    non_blocking = bool(argument(call, 2, "non_blocking", False))
-    plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
-    return _upload(watch, call if marks.has_accelerator() else plain, "cuda", non_blocking)
+def _moving(kind: str) -> CallHandler:
+    """Return the handler of the method that copies to a kind of device, such as Tensor.cuda."""
+
+    def move(watch: ThreadState, call: TorchCall) -> Any:
+        non_blocking = bool(argument(call, 2, "non_blocking", False))
+        plain = call
+        if not marks.has_accelerator():
+            if kind != "cuda":
+                return _run(call)  # which fails: only CUDA is emulated
+            plain = TorchCall(Tensor.to, (call.args[0], kind), {"non_blocking": non_blocking})
+        return _upload(watch, plain, kind, non_blocking)
+
+    return move
+
+
+@functools.cache
+def know_methods(here: str) -> None:
+    """Take in the methods of tensors that copy to a device: a backend adds its own when it is registered."""
+    for kind in {*KINDS_OF_DEVICES, here or "cuda"}:
+        method = getattr(Tensor, kind, None)
+        if method is not None and method not in _HANDLERS:
+            _HANDLERS[method] = _moving(kind)
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
@@ -200,9 +221,10 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
     if kind is None or isinstance(kind, torch.dtype):
         return _run(call)
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-    if "cuda" in name:
+    place = name.split(".")[1]  # as in torch.cuda.FloatTensor
+    if place in ("cuda", accelerator()):
         plain = TorchCall(Tensor.to, (source, "cuda", getattr(torch, name.rpartition(".")[2]).dtype), {})
-        return _upload(watch, call if marks.has_accelerator() else plain, "cuda", False)
+        return _upload(watch, call if marks.has_accelerator() else plain, place, False)
     return _download(watch, call, "type-hop")
 
 
@@ -380,7 +402,6 @@ _HANDLERS: dict[Any, CallHandler] = {
     Tensor.to: _to,
     _TO_COPY: _to_copied,
     Tensor.cpu: lambda watch, call: _download(watch, call, "copy-to-host"),
-    Tensor.cuda: _cuda,
     Tensor.type: _type,
     Tensor.pin_memory: _pin_memory,
     Tensor.is_pinned: lambda watch, call: marks.is_pinned(call.args[0]),

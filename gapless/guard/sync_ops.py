@@ -18,9 +18,11 @@ from torch.utils._python_dispatch import (
 )
 
 from . import marks
+from .backends import backend
 from .callbacks import of_dispatch_classes, takes_apart
 from .operators import TORCHS, bodies, composite
 from .patches import leave_uncompiled
+from .present import accelerator
 from .refusals import refusal_of
 from .watch import ThreadState, TorchCall
 from .watched import TALLY
@@ -94,7 +96,16 @@ def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None
                 return "mask-index"
         elif index.dim() and index.numel() and not watch.is_device(index):
             return "index-by-host"
-    return None
+    return "index-by-host" if watch.real and _indexes_by_list(watch.call) else None
+
+
+def _indexes_by_list(call: TorchCall | None) -> bool:
+    """Return whether the user indexes by host data. Torch uploads it itself for all kinds but CUDA, past all modes."""
+    if call is None or call.func not in _INDEXING:
+        return False
+    index = call.args[1]
+    parts = index if isinstance(index, tuple) else (index,)
+    return any([hasattr(one, "__len__") and not isinstance(one, Tensor) and len(one) > 0 for one in parts])
 
 
 def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
@@ -149,7 +160,8 @@ def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
     """Return the rule that a copy between this host tensor and a device breaks; `up` is to the device."""
     if not non_blocking:
         return "upload" if up else "copy-to-host"
-    if not marks.is_pinned(host):
+    pageable = "shared" if marks.is_pinned(host) else backend(accelerator()).pageable
+    if pageable == "driver" or (pageable == "staged" and not up):
         return "pageable-async" if up else "unpinned-download"
     return None if marks.is_dense(host) else "gapped-async"
 
@@ -332,11 +344,16 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.opens and (inside := self._inside(op, args, kwargs)):
             with self, watch.called_back() if op.foreign else nullcontext():
                 return inside(*args, **kwargs)
-        if kwargs and not watch.real and (place := kwargs.get("device")) is not None:
-            if marks.names_device(place):
+        to_host, placed = watch.to_host, False
+        if kwargs and (place := kwargs.get("device")) is not None:
+            placed = marks.names_device(place)
+            if placed and not watch.real:
                 return self._placed(func, args, kwargs)
             if marks.is_meta(place):
                 return func(*args, **kwargs)
+            if placed and not watch.quiet:
+                self._check_upload(func, args, kwargs)
+            to_host = to_host or (watch.real and not placed)
         device, host, tensors = _sides(watch, args, kwargs)
         if device and not watch.quiet:
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
@@ -348,7 +365,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not device or watch.real:
                 raise
             out = lacking(func, args, kwargs, error)
-        if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
+        if op.fresh and not to_host and (device or placed or (not tensors and _makes_on_device(watch))):
             mark(out)
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = weakref.ref(out.untyped_storage())
@@ -394,15 +411,19 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""
-        watch = self._watch
-        if func is torch.ops.aten._to_copy.default and not watch.is_device(args[0]) and args[0].numel():
-            TALLY.add("copies")
-            rule = copy_rule(args[0], bool(kwargs.get("non_blocking")), up=True)
-            if rule:
-                watch.flag(rule)
+        self._check_upload(func, args, kwargs)
         out = func(*args, **{**kwargs, "device": torch.device("cpu")})
         mark(out)
         return out
+
+    def _check_upload(self, func: Any, args: Args, kwargs: dict[str, Any]) -> None:
+        """Check a call that names a device, which no function mode saw: one inside another."""
+        watch = self._watch
+        if func is not torch.ops.aten._to_copy.default or watch.is_device(args[0]) or not args[0].numel():
+            return
+        TALLY.add("copies")
+        if rule := copy_rule(args[0], bool(kwargs.get("non_blocking")), up=True):
+            watch.flag(rule)
 
 
 leave_uncompiled(SyncOps.__torch_dispatch__)

@@ -1,4 +1,4 @@
-"""The table of all ways of making the host wait; the modes, the CUDA hooks and the lint use it."""
+"""The table of all ways of making the host wait; the modes, the wrapped functions and the lint use it."""
 
 from __future__ import annotations
 
@@ -176,18 +176,6 @@ WAITING = frozenset((
 ))  # fmt: skip
 """Rules of calls that return after all work that was queued before them on the current stream."""
 
-CUDA_WAITS = (
-    ("torch.cuda", "synchronize", "stream-wait"),
-    ("torch.cuda.Stream", "synchronize", "stream-wait"),
-    ("torch.cuda.Event", "synchronize", "event-wait"),
-    ("torch.cuda.Event", "query", "event-poll"),
-    ("torch.cuda", "empty_cache", "empty-cache"),
-    ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
-    # It synchronises and empties the cache before it begins the capture: one cause, one finding.
-    ("torch.cuda.graph", "__enter__", "graph-capture"),
-    ("torch.accelerator", "synchronize", "stream-wait"),
-)
-"""Functions that wait, by name, since an emulated CUDA has classes of its own."""
 COLLECTIVES = tuple(("torch.distributed", name, "collective") for name in (
     "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
     "scatter_object_list",

@@ -19,6 +19,7 @@ from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
+from .backends import DeviceKind
 from .mends import mend
 from .patches import holding
 from .report import Finding, SyncReport
@@ -112,6 +113,8 @@ class ThreadState:
         """The allocators' counters at the beginning of each region."""
         self.by_marks = False
         """Whether device tensors are the marked ones and no call is timed: then a call may go the short way."""
+        self.kinds: list[DeviceKind] = []
+        """The accelerators that are here."""
         self._polls: Counter[Frame] = Counter()
         self._predicate: Predicate | None = None
         self.real = marks.has_accelerator()

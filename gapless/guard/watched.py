@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from subprocess import Popen
 from typing import Any
 
-import torch
-
 from . import forks, marks
+from .backends import backend
 from .patches import Patches
-
-_cuda: Any = torch.cuda
+from .present import accelerator, allocator_stats
 
 
 class Tally:
@@ -119,8 +117,6 @@ def _counted(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _device_tensors() -> int:
-    """Count the storages of device tensors so far: marked ones, and allocations of CUDA's allocator."""
-    made = marks.DEVICE_TENSORS.added
-    if torch.cuda.is_available() and _cuda.is_initialized():
-        made += _cuda.memory_stats().get("allocation.all.allocated", 0)
-    return made
+    """Count the storages of device tensors so far: marked ones, and allocations of the accelerator's allocator."""
+    row = backend(accelerator() or "cuda")
+    return marks.DEVICE_TENSORS.added + int(allocator_stats(row, "memory_stats").get("allocation.all.allocated", 0))

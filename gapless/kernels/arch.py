@@ -15,7 +15,7 @@ class Arch(NamedTuple):
     """Facts about a GPU, and what follows from them. Capabilities of two vendors do not compare."""
 
     vendor: str
-    """nvidia or amd; none for Triton's interpreter"""
+    """nvidia, amd or intel; none for Triton's interpreter"""
     capability: tuple[int, int]
     processors: int
     shared_memory: int
@@ -25,6 +25,25 @@ class Arch(NamedTuple):
     def early(self) -> bool:
         """Whether a kernel may begin before the previous one ends (programmatic dependent launch)."""
         return self.vendor == "nvidia" and self.capability >= (9, 0)
+
+    @property
+    def warp(self) -> int:
+        """Threads that run as one: 64 on AMD's GPUs for data centers."""
+        return 64 if self.vendor == "amd" and self.capability < (10, 0) else 32
+
+    def stages(self, wanted: int) -> int:
+        """Return the stages of a software pipeline. AMD's compiler holds one in registers, and 64 KiB of shared memory
+        have room for one more."""
+        return min(wanted, 2) if self.vendor == "amd" else wanted
+
+    def registers(self, most: int) -> dict[str, int]:
+        """Return a launch's limit of registers of a thread: NVIDIA's compiler alone has such an option."""
+        return {"maxnreg": most} if self.vendor == "nvidia" else {}
+
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether it converts and multiplies e4m3. gfx942 has another format, fnuz, and gfx950 is not tried."""
+        return self.vendor == "nvidia" and self.capability >= (8, 9)
 
     @property
     def warpgroups(self) -> bool:
@@ -44,12 +63,14 @@ class Arch(NamedTuple):
 
 
 def arch_of(device: torch.device) -> Arch:
-    return Arch(facts.vendor(), facts.capability(device), facts.multiprocessors(device), facts.shared_memory(device))
+    vendor, processors = facts.vendor(device), facts.multiprocessors(device)
+    return Arch(vendor, facts.capability(device), processors, facts.shared_memory(device))
 
 
 def stores_e4m3(device: torch.device) -> bool:
-    """Return whether a GPU converts to and from e4m3, as Triton's kernels need."""
-    return facts.vendor() == "nvidia" and facts.capability(device) >= (8, 9)
+    """Return whether Triton's kernels may read and write e4m3: by instructions, or on AMD's GPUs by whole numbers."""
+    vendor = facts.vendor(device)
+    return vendor == "amd" or (vendor == "nvidia" and facts.capability(device) >= (8, 9))
 
 
 INTERPRETER = Arch("none", (0, 0), 4, LARGE_BLOCK)

@@ -25,7 +25,7 @@ def choose(kernels: str, dtype: torch.dtype = torch.float32, batch_invariant: bo
     if kernels == "native" and dtype in native.NATIVE_DTYPES:
         return native.load() or plain.KERNELS
     if kernels == "triton" and find_spec("triton") is not None:
-        from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA
+        from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA and for ROCm
 
         return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.TRITON_KERNELS
     return plain.KERNELS
@@ -34,10 +34,15 @@ def choose(kernels: str, dtype: torch.dtype = torch.float32, batch_invariant: bo
 def _invariant(kernels: str) -> Kernels:
     if kernels == "triton":
         if find_spec("triton") is None:
-            raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
+            raise ConfigError("batch_invariant on a GPU needs Triton: install it, or turn the flag off")
         from gapless.kernels import all_triton
 
         return all_triton.INVARIANT_KERNELS
+    if kernels == "torch":
+        raise ConfigError(
+            "batch_invariant needs a device with Triton or C++ kernels (capability kernels), and this one has torch's: "
+            "use --device cpu, or turn the flag off"
+        )
     own = native.load()
     if own is None:
         reason = build.outcomes[native.NAME].reason

@@ -25,7 +25,7 @@ from triton.language.extra import cuda
 
 from gapless.base.params import MAX_STOP_IDS
 from gapless.kernels import layout as L
-from gapless.kernels.library_triton import arch, launch_options, operator
+from gapless.kernels.library_triton import all_stored, arch, launch_options, operator
 from gapless.kernels.unpack import unpacked
 
 CUT_FEW_ROWS, FEW_ROWS_TILE, CUT_TILE = 4, 1024, 2048
@@ -377,7 +377,7 @@ def count_kernel(logits, index, rows, state, settings, masks, batch, search, top
         tl.store(parts + part * _COUNTS + tl.arange(0, _COUNTS), count.to(tl.int16))
     if level == slots - 1:
         # All threads have added and stored before one of them signals it.
-        tl.debug_barrier()
+        all_stored()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
             logits += sample * VOCAB
             again = tl.load(index + tl.program_id(0))  # reloaded: keeping its derived values would spill
@@ -404,14 +404,15 @@ def _cut(
     search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
-    early = entries <= EARLY_TO and arch(logits.device).early
+    gpu = arch(logits.device)
+    early = entries <= EARLY_TO and gpu.early
     given, grid = (logits, index, rows, state, params, masks, rows.shape[0], search, tops), (entries, splits)
     own = {"VOCAB": vocab, "ROOM": masks.shape[1], "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
     begin_kernel[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
     own |= {"LANES": lanes, **launch_options(early)}
     passes = (*given, parts, slots, counts)
-    count = functools.partial(count_kernel[grid], *passes, BITS=bits, maxnreg=COUNT_REGISTERS, **own)
+    count = functools.partial(count_kernel[grid], *passes, BITS=bits, **gpu.registers(COUNT_REGISTERS), **own)
     for level in range(1, counts):
         count(level, bits - (level + 1) * COUNT_BITS)
     for level in range(weights):

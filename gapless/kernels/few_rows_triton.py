@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
-from gapless.kernels.library_triton import arch, counters, launch_options, prefetch
+from gapless.kernels.library_triton import all_stored, arch, counters, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 
@@ -272,8 +272,7 @@ def matrix_kernel(
         else:
             place = parts + token[:, None] * N + row[None, :]
             tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
-            # All threads have stored before one of them signals it.
-            tl.debug_barrier()
+            all_stored()
             counter = arrived + tl.program_id(0)
             if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
                 tl.store(counter, 0)

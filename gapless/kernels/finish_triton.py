@@ -11,7 +11,7 @@ from torch import Tensor
 from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import NO_TOKEN, Flag
 from gapless.kernels import layout as L
-from gapless.kernels.library_triton import lanes, operator
+from gapless.kernels.library_triton import all_stored, arch, lanes, operator
 from gapless.kernels.unpack import unpacked
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
@@ -50,7 +50,7 @@ def _publish(words, state, outbox, number, slot, slots, samples, LINE: tl.conste
     # The host reads after the event of this step. If it ever polls, the header must still come after the lines, which
     # may be in its memory: hence a barrier, a fence for the whole system (an addition of 0 to the null row), and
     # another barrier, since one thread carries the fence for all.
-    tl.debug_barrier()
+    all_stored()
     tl.store(words + _STEP, (number + 1) & _MAX_STEP)  # every thread has read them
     tl.store(words + _SLOT, (slot + 1) % slots)
     tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
@@ -132,7 +132,7 @@ def _finish(
     finish_kernel[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.shape[0], lines.stride(0), history.shape[1], sizes is not None, width, line,
-        triton.next_power_of_2(line), block, stops_at_once(block), num_warps=block // 32,
+        triton.next_power_of_2(line), block, stops_at_once(block), num_warps=block // arch(state.device).warp,
     )  # fmt: skip
 
 

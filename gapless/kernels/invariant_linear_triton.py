@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
-from gapless.kernels.library_triton import arch, counters, operator
+from gapless.kernels.library_triton import all_stored, arch, counters, operator
 from gapless.kernels.tiles import InvariantProduct, ProductTiles, choose_tiles
 
 FEW_BLOCKS = 64
@@ -68,8 +68,7 @@ def product_kernel(
     if not done:
         step = rows.to(tl.int64) * N
         tl.store(parts + tl.program_id(1) * step + place, total, mask=mine)
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
+        all_stored()
         done = tl.atomic_add(arrived + block, 1, sem="acq_rel") == SEGMENTS - 1
         if done:
             tl.store(arrived + block, 0)

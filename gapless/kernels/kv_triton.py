@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from gapless.kernels.kv import LARGEST_E4M3, LARGEST_HALF, LEVELS
 from gapless.kernels.splits_triton import INTERPRETED
@@ -20,6 +21,7 @@ _LARGEST_HALF = tl.constexpr(LARGEST_HALF)
 _LEVELS = tl.constexpr(LEVELS)
 _TO_INTEGERS = tl.constexpr(12_582_912.0)
 """1.5 * 2 ** 23: numbers plus it are rounded to integers, ties to even."""
+_UP = tl.constexpr(2.0**120)
 
 
 @triton.jit
@@ -52,7 +54,7 @@ def keys_of(keys, where, there, q, MASKED: tl.constexpr):
         k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0)
     else:
         k = tl.load(keys + where[None, :] + offs_d[:, None])
-    return _from_e4m3(k, q.dtype) if k.dtype == tl.uint8 else computable(k)
+    return from_e4m3(k, q.dtype) if k.dtype == tl.uint8 else computable(k)
 
 
 @triton.jit
@@ -81,7 +83,7 @@ def values_of(
         v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0)
     else:
         v = tl.load(values + where[:, None] + offs_d[None, :])
-    return _from_e4m3(v, q.dtype) if v.dtype == tl.uint8 else computable(v)
+    return from_e4m3(v, q.dtype) if v.dtype == tl.uint8 else computable(v)
 
 
 @triton.jit
@@ -114,18 +116,21 @@ def _as_bytes(place):
 
 
 @triton.jit
-def _from_e4m3(bytes, dtype: tl.constexpr):
-    found = bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
-    if _INTERPRETED:  # it reads the bytes of NaN as 480
-        found = tl.where((bytes & 127) == 127, float("nan"), found).to(dtype)
-    return found
+def from_e4m3(bytes, dtype: tl.constexpr):
+    if not _INTERPRETED and is_cuda():
+        return bytes.to(tl.float8e4nv, bitcast=True).to(dtype)
+    # Sign, exponent and fraction at their places in a float32 that is 2^120 too small. The interpreter's conversion
+    # reads NaN as 480, and AMD's e4m3 may be fnuz.
+    wide = bytes.to(tl.int32)
+    found = (((wide & 128) << 24) | ((wide & 127) << 20)).to(tl.float32, bitcast=True) * _UP
+    return tl.where((wide & 127) == 127, float("nan"), found).to(dtype)
 
 
 @triton.jit
 def to_e4m3(x, scale):
     """Return float32 x / scale as e4m3: to nearest, ties to even, at most 448 in size. NaN stays."""
     x = tl.clamp(tl.div_rn(x, scale + tl.zeros_like(x)), -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED:  # its conversion loses the carry of a rounding
+    if _INTERPRETED or not is_cuda():  # the interpreter's conversion loses the carry of a rounding
         bits = tl.abs(x).to(tl.int32, bitcast=True)
         normal = (bits + 0x7FFFF + ((bits >> 20) & 1) >> 20) - 960
         small = (tl.abs(x) * 512 + _TO_INTEGERS).to(tl.int32, bitcast=True) & 15

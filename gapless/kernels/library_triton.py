@@ -16,12 +16,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import is_hip
 
 from gapless.device import facts
 from gapless.kernels.arch import INTERPRETER, Arch, arch_of
 
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
-DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
 _TYPES = {
@@ -35,7 +35,7 @@ _TYPES = {
 
 
 def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
-    """Make the operator gapless::triton_<the function's name>, for CUDA, or for the CPU in Triton's interpreter.
+    """Make the operator gapless::triton_<the function's name>, on any device: in Triton's interpreter on the CPU.
 
     Its schema follows from the annotations. The function writes only to the named tensors. Keyword-only parameters are
     for measuring, and not in the operator.
@@ -50,7 +50,7 @@ def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
         arguments.append(f"{kind} {argument}" + ("" if how.default is how.empty else f"={how.default}"))
     returned = signature.return_annotation
     _LIBRARY.define(f"{name}({', '.join(arguments)}) -> {_TYPES.get(returned, returned)}")
-    _LIBRARY.impl(name, function, DISPATCH_KEY)
+    _LIBRARY.impl(name, function, facts.ANY_KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload
 
@@ -83,6 +83,19 @@ def counters(device: torch.device, count: int) -> Tensor:
     """
     assert triton.knobs.runtime.interpret or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def all_stored():
+    """Wait until every thread of a program has stored, before a single thread signals it to other programs.
+
+    On NVIDIA's GPUs a barrier does it. On AMD's, each thread waits for its stores first: the barrier alone orders them
+    in the program, and the signal's write-back waits for the stores of its own thread."""
+    if is_hip():
+        # It counts loads and stores on CDNA alone.
+        asm: tl.constexpr = "s_waitcnt vmcnt(0)\n v_mov_b32 $0, $1"
+        tl.inline_asm_elementwise(asm, "=v,v", [tl.arange(0, 1)], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from gapless.device import facts
 from gapless.kernels.kinds import WeightKind
 from gapless.kernels.matrix import Matrix
 
@@ -32,7 +33,7 @@ class TorchLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)
-        self.half = not self.packed and weight.is_cpu and weight.dtype == torch.float16
+        self.half = not self.packed and facts.on_host(weight) and weight.dtype == torch.float16
         """Whether oneDNN multiplies, in the plain layout"""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
@@ -70,7 +71,7 @@ NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_wei
 
 
 def packs(weight: Tensor) -> bool:
-    if not weight.is_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not facts.on_host(weight) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in NEEDED):
         return False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gapless.base.records import NO_TOKEN
 from gapless.kernels import layout as L
-from gapless.kernels.library_triton import operator
+from gapless.kernels.library_triton import all_stored, operator
 from gapless.kernels.unpack import unpacked
 
 LOOKS = 16
@@ -57,7 +57,7 @@ def _place(own, WORD: tl.constexpr):
 @triton.jit
 def _fence(state):
     """A fence for the whole system: an addition of nothing to the null row."""
-    tl.debug_barrier()
+    all_stored()
     tl.atomic_add(state + _GENERATION, 0, sem="acq_rel", scope="sys")
     tl.debug_barrier()
 

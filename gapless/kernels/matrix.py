@@ -174,6 +174,7 @@ def _copy(product: object, other: object) -> None:
     """Copy the tensors of `other` into the memory of `product`."""
     for name, found in vars(other).items():
         if isinstance(found, Tensor):
-            getattr(product, name).copy_(found)
+            own = getattr(product, name)
+            own.copy_(found if found.layout is own.layout else found.to_dense())  # the host's layout is its own
         elif hasattr(found, "weight"):
             _copy(getattr(product, name), found)

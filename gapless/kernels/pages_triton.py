@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gapless.device import facts
 from gapless.kernels import pages
 from gapless.kernels.library_triton import operator
 
@@ -40,7 +41,7 @@ def copy_kernel(src, dst, places, sums, count, words, src_stride, dst_stride, TI
 
 
 def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
-    programs = LOADING if dst.is_cuda else STORING
+    programs = STORING if facts.on_host(dst) else LOADING
     copy_kernel[(programs,)](
         src, dst, places, sums, sums.shape[0], src.shape[1], src.stride(0), dst.stride(0), COPY_TILE, num_warps=8
     )

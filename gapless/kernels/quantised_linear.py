@@ -56,8 +56,7 @@ class CodedLinear:
     @property
     def rounds(self) -> bool:
         """True if inputs of several rows are rounded to E4M3."""
-        gpu = arch(self.weight.device)
-        return self.kind is WeightKind.FP8 and gpu.vendor == "nvidia" and gpu.capability >= (8, 9)
+        return self.kind is WeightKind.FP8 and arch(self.weight.device).has_e4m3
 
     @classmethod
     def of(cls, matrix: Matrix) -> Self | None:

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from gapless.kernels.few_rows_triton import _ask, weight_rows
-from gapless.kernels.library_triton import prefetch
+from gapless.kernels.library_triton import all_stored, prefetch
 
 FP8, INT8, INT4 = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -157,8 +157,7 @@ def quantised_row_kernel(
             tl.store(parts + split * N + row, total, mask=inside)
         words = ahead
     if SPLITS > 1:
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
+        all_stored()
         counter = arrived + tl.program_id(0)
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(counter, 0)
@@ -333,8 +332,7 @@ def quantised_kernel(
         step = M.to(tl.int64) * N
         mine = (token < M)[:, None] & inside[None, :]
         tl.store(place + split * step, sums, mask=mine)
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
+        all_stored()
         counter = arrived + tl.program_id(0)
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(counter, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gapless.device import facts
 from gapless.kernels import layout as L
 from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
@@ -117,22 +118,40 @@ def reach_in_order(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
     return key.gather(1, order).where(reached, 0).amax(-1, keepdim=True)
 
 
+def share_in_floats(top_p: Tensor, total: Tensor) -> Tensor:
+    """Return int64 [F, 1], a share (float32) of a total (int64), rounded up: by float64, to 53 bits."""
+    return (top_p.double() * total.double()).ceil().long()
+
+
+def share_in_integers(top_p: Tensor, total: Tensor) -> Tensor:
+    """Do as `share_in_floats`, for shares above 0 and totals below 2 ** 62, exactly: not every device has float64."""
+    bits = top_p.view(torch.int32).long()
+    mantissa, shift = (bits & 0x7FFFFF) | 0x800000, (126 - (bits >> 23)).clamp(0, 62)
+    product = mantissa * (total & 0xFFFFFF)
+    whole, rest = mantissa * (total >> 24) + (product >> 24), product & 0xFFFFFF
+    part = (whole & ((1 << shift) - 1)) | rest
+    return torch.where(top_p < 1.0, (whole >> shift) + (part > 0).long(), total)
+
+
 # Operators of torch, so that a recorded step reads its rows at each replay, and holds no search bit by bit.
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
-_LIBRARY.impl("draw", _draw_hot, "CPU")
-_LIBRARY.impl("draw", _draw, "CUDA")
+_LIBRARY.impl("draw", _draw_hot, facts.HOST_KEY)
+_LIBRARY.impl("draw", _draw, facts.ANY_KEY)
 _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
-_LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
-_LIBRARY.impl("own_logits", _own_logits, "CUDA")
+_LIBRARY.impl("own_logits", _own_logits_of_few, facts.HOST_KEY)
+_LIBRARY.impl("own_logits", _own_logits, facts.ANY_KEY)
 _LIBRARY.define(
     "leave_masked(Tensor(a!) x, Tensor state, Tensor params, Tensor masks, Tensor rows, Tensor? place) -> ()"
 )
-_LIBRARY.impl("leave_masked", _leave_masked_of_few, "CPU")
-_LIBRARY.impl("leave_masked", _leave_masked, "CUDA")
+_LIBRARY.impl("leave_masked", _leave_masked_of_few, facts.HOST_KEY)
+_LIBRARY.impl("leave_masked", _leave_masked, facts.ANY_KEY)
 _LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
-_LIBRARY.impl("reach", reach_in_order, "CPU")
-_LIBRARY.impl("reach", reach_by_bits, "CUDA")
+_LIBRARY.impl("reach", reach_in_order, facts.HOST_KEY)
+_LIBRARY.impl("reach", reach_by_bits, facts.ANY_KEY)
+_LIBRARY.define("share(Tensor top_p, Tensor total) -> Tensor")
+_LIBRARY.impl("share", share_in_floats, facts.HOST_KEY)
+_LIBRARY.impl("share", share_in_integers, facts.ANY_KEY)
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
@@ -145,12 +164,12 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
     units, key = (weight * UNITS).long(), order_keys(logits)
-    top_k, top_p = params[:, L.TOP_K : L.TOP_K + 1].long(), _real(params, L.TOP_P).double()
+    top_k, top_p = params[:, L.TOP_K : L.TOP_K + 1].long(), _real(params, L.TOP_P)
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
     last_k = torch.ops.gapless.reach.default(key, torch.ones_like(key), top_k)
     units = units.masked_fill(key < last_k, 0)
     total = units.sum(-1, keepdim=True)
-    needed = (top_p * total.double()).ceil().long().clamp(min=1)
+    needed = torch.ops.gapless.share.default(top_p, total).clamp(min=1)
     last_p = torch.where(top_p < 1.0, torch.ops.gapless.reach.default(key, units, torch.minimum(needed, total)), 0)
     min_p = _real(params, L.MIN_P)
     kept = (key >= last_k) & (key >= last_p) & (weight >= min_p)

@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.kernels.kinds import Reach
+from gapless.kernels.library_triton import all_stored
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Kernels run on the CPU, in Triton's interpreter, whose bfloat16 arithmetic is wrong: it gets float32."""
@@ -129,8 +130,7 @@ def combine_if_last(
     own = row * HEADS + head
     arrived += own
     first = own.to(tl.int64) * GROUP
-    # All threads have stored before one of them signals it.
-    tl.debug_barrier()
+    all_stored()
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
         for member in range(GROUP):

@@ -20,7 +20,7 @@ from triton.language.extra import cuda
 
 from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS, weight_rows
-from gapless.kernels.library_triton import arch, counters, launch_options
+from gapless.kernels.library_triton import all_stored, arch, counters, launch_options
 from gapless.kernels.tiles import StreamProduct, StreamTiles, choose_tiles
 
 
@@ -149,8 +149,7 @@ def stream_kernel(
     else:
         tl.store(parts + (2 * program + (final != first).to(tl.int32)) * (BLOCK_N * BLOCK_M) + mine, sums)
     if not LEFT:
-        # All threads have stored before one of them signals it.
-        tl.debug_barrier()
+        all_stored()
     for last in tl.static_range(0 if LEFT else 2):
         block = final if last else first
         other = (final != first) if last else True

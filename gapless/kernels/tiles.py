@@ -1,6 +1,7 @@
 """Tiles of kernels on a GPU, as data: one pure function of a computation and a GPU.
 
-Nothing is measured at run time: a captured step must not depend on when it was warmed.
+Nothing is measured at run time: a captured step must not depend on when it was warmed. No choice for AMD's GPUs
+has run: tests compile each, and see that it fits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 import os
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gapless.kernels.arch import Arch
 
@@ -37,10 +38,13 @@ class Tiled(Protocol[T_co]):
 @functools.cache
 def choose_tiles(shape: Tiled[T_co], arch: Arch) -> T_co:
     """Return the tiles for a shape. GAPLESS_TILES=1 prints each choice once, on standard error."""
-    tiles = shape.tiles(arch)
+    tiles: Any = shape.tiles(arch)
+    if hasattr(tiles, "stages"):
+        tiles = tiles._replace(stages=arch.stages(tiles.stages))
     if os.environ.get("GAPLESS_TILES") == "1":
         print(f"{shape} on {arch.vendor} {'.'.join(map(str, arch.capability))}: {tiles}", file=sys.stderr)
-    return tiles
+    found: T_co = tiles
+    return found
 
 
 def padded(size: int) -> int:
@@ -192,7 +196,8 @@ class DecodeAttention:
         if self.itemsize > 2:
             return AttentionTiles(rows, 64 if dim <= 64 else 16, 4, 3)
         if self.value_bits < 16 and self.many and rows == 16 and dim <= 128:
-            return AttentionTiles(rows, 16 * self.value_bits, 4, 3)
+            # To decode by whole numbers takes registers.
+            return AttentionTiles(rows, 64 if arch.vendor == "amd" else 16 * self.value_bits, 4, 3)
         if self.many and rows == 16 and dim <= 128:
             return AttentionTiles(rows, max(16, 4096 // dim), 2, 4)
         return AttentionTiles(rows, max(32, 8192 // dim), 4, 3)
@@ -215,7 +220,8 @@ class PromptAttention:
             return AttentionTiles(max(rows, min(32, needed)), 32 if small else 16, 4 if small else 8, 2)
         full = max(rows, min(128 if dim <= 128 else 64, needed))
         warps, stages = 8 if full >= 128 or dim > 128 else 4, 3 if dim == 128 else 2
-        return AttentionTiles(full, 64 if dim <= 128 else 32, warps, stages)
+        # More than 256 threads have too few registers each.
+        return AttentionTiles(full, 64 if dim <= 128 else 32, min(warps, 256 // arch.warp), stages)
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,12 @@ def _shapes(device: Device, model: Model, spec: LoopSpec, extents: Extents) -> G
 
 
 def _masks(launcher: Launcher, rows: RowTable, spec: LoopSpec) -> Masks | None:
-    """Return the masks, None if the device has no memory in common with the host."""
-    program, executor = launcher.program, launcher.executor
-    shared = not executor.device.caps.own_memory or program.kernels.stores_on_host
-    if not shared or spec.program.width > 1:
+    """Return the masks; None if a row takes several tokens of its own in a step."""
+    device, mail = launcher.executor.device, launcher.executor.buffers.mail
+    if spec.program.width > 1:
         return None
-    threads = None if spec.mask_polls is None else mask_threads.start(executor.buffers.mail, spec.mask_polls)
-    return Masks(executor.device, executor.buffers.mail, rows, threads)
+    threads = None if spec.mask_polls is None else mask_threads.start(mail, spec.mask_polls)
+    return Masks(device, mail, rows, threads)
 
 
 def _host_tier(

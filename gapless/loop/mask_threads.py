@@ -9,7 +9,7 @@ from typing import Any
 from gapless.base.host import usable_cores
 from gapless.device import build
 from gapless.kernels import layout
-from gapless.step.mail import MOST_TOKENS, Mail
+from gapless.step.mail import MOST_TOKENS, CopiedMail, Mail
 
 MASKS_EXTENSION = "gapless_masks"
 MASKS_SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
@@ -24,11 +24,12 @@ def load() -> ModuleType | None:
 
 
 def start(mail: Mail, polls: bool) -> Any:
-    """Return MaskThreads over the mail, or None without the extension. They start with the first matcher.
+    """Return MaskThreads over the mail, None for copied mail or without the extension. They start with the first
+    matcher.
 
     With `polls` they look for tokens by themselves, else at each call of `ring`.
     """
-    module = load()
+    module = None if isinstance(mail, CopiedMail) else load()
     if module is None:
         return None
     count = min(MAX_THREADS, max(1, usable_cores() // CORES_A_THREAD))

@@ -25,7 +25,7 @@ class Unserved(Part):
     def check(self, request: Request) -> Request:
         name = request.params.masked_by
         if name and not self._masks:
-            raise RequestError(f"{name}: this engine's device shares no memory with the host; leave it out", name)
+            raise RequestError(f"{name}: rows of this engine take several tokens in a step; leave it out", name)
         check_extra_args(request.params, [name for lane in lanes.LANES for name in lane.reads])
         if request.adapter and not self._adapters:
             raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")

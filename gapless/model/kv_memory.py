@@ -64,8 +64,8 @@ def store_kv(model: Any, kind: KVFormat, page_size: int, scales: Tensor | None =
         return
     if model.kernels.name == "triton" and not stores_e4m3(model.device):
         raise ConfigError(
-            f"kv_cache_dtype: {kind} needs an NVIDIA GPU of compute capability 8.9 or later, which this one is not: "
-            "take auto"
+            f"kv_cache_dtype: {kind} needs an NVIDIA GPU of compute capability 8.9 or later, or one of AMD's, which "
+            "this one is not: take auto"
         )
     model.kv._replace(format=kind).layer_bytes(page_size)
     model.kv_measured = scales is None

@@ -14,6 +14,7 @@ from gapless.base.progress import announce
 from gapless.base.share import Share
 from gapless.comm.alone import ONE_RANK
 from gapless.comm.seam import Group
+from gapless.device.facts import HOST
 from gapless.kernels import plain
 from gapless.kernels.kv import KVFormat
 from gapless.kernels.seam import Kernels
@@ -29,7 +30,7 @@ from gapless.model.families import family_of
 from gapless.model.formats.of_model import format_of, layouts_of
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.kv_memory import store_kv
-from gapless.model.native_check import HOST, check_native
+from gapless.model.native_check import check_native
 from gapless.model.params import Params, allocate
 from gapless.model.registry import Impl
 from gapless.model.seam import LoadedModel

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.progress import announce
+from gapless.device.facts import HOST
 from gapless.kernels import plain
 from gapless.kernels.kinds import Reach, WeightKind
 from gapless.kernels.seam import Kernels
@@ -32,8 +33,6 @@ from gapless.model.slots import slots
 from gapless.model.spec import LayerSpec
 from gapless.model.transformers_weights import wide_tensors
 from gapless.model.weights import load_weights, own_head, tensor_names
-
-HOST = torch.device("cpu")
 
 
 def check_native(directory: Path, kernels: Kernels = plain.KERNELS) -> None:

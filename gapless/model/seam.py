@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.device.facts import on_host
 from gapless.kernels.views import LayerRows, RowBatch
 from gapless.memory.groups import PageGroup
 from gapless.model.adapters import AdapterTables
@@ -139,7 +140,7 @@ class KVCache(NamedTuple):
         cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, scales: Tensor | None = None
     ) -> KVCache:
         """Return a zeroed memory of one page group."""
-        if not torch.empty(0, device=device).is_cpu:
+        if not on_host(torch.empty(0, device=device)):
             return cls(torch.zeros(shape, dtype=dtype, device=device), scales=scales)
         # numpy leaves zeroing to the operating system: a page costs memory and time only when it is first used.
         raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)

@@ -20,6 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, CheckpointError, UserError
+from gapless.device.facts import on_host
 from gapless.kernels import plain
 from gapless.kernels.matrix import Matrix
 from gapless.kernels.seam import Kernels
@@ -200,7 +201,7 @@ def _check_experts(net: Any, dtype: torch.dtype, where: str) -> None:
     for module in net.modules():
         if hasattr(module, "_is_expert_parallel"):
             weight = next(p for p in module.parameters() if p.ndim == 3)
-            if weight.is_cpu:
+            if on_host(weight):
                 return
             if dtype != torch.bfloat16 or not _can_use_grouped_mm(weight, weight, weight):
                 why = (

@@ -15,6 +15,7 @@ import torch
 
 from gapless.base.errors import CheckpointError
 from gapless.base.share import WHOLE_SHARE, Share
+from gapless.device.facts import HOST
 from gapless.kernels.matrix import dense, refill
 from gapless.kernels.views import NormWeights
 from gapless.model.config import ModelConfig, read_model_config
@@ -53,7 +54,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype, share:
             "the same architecture can take its place; start an engine with this one"
         )
     digest = digest_of(directory)
-    params = allocate(config, dtype, torch.device("cpu"), share=share)
+    params = allocate(config, dtype, HOST, share=share)
     _check_layouts(directory, params, allocate(known, dtype, torch.device("meta")))
     params = read_params(params, directory, config)
     if digest_of(directory) != digest:

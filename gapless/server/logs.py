@@ -175,7 +175,7 @@ def log_start(info: EngineInfo, seconds: float) -> None:
 
 def _cache_name(info: EngineInfo) -> str:
     """Return what vLLM calls the KV cache, so that parsers of its lines find it."""
-    return "GPU KV cache" if info.device == "cuda" else "KV cache"
+    return "GPU KV cache" if info.own_memory else "KV cache"
 
 
 def log_request(what: Generated, seconds: float, trace_id: str) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit_code
 from gapless.base.peers import KEY_VARIABLE
+from gapless.base.variables import SEEN_DEVICES
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
 from gapless.server.folders import own_folder
@@ -60,6 +61,16 @@ class Side(NamedTuple):
     """The argument with the prefiller's address for pages"""
     without: str
     """The effect of its absence"""
+
+
+def devices_of(side: int, numbers: Sequence[int], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the flags and the variables that give a side devices of its own: its part of the ones that `env` names, if
+    these are enough for both; by `numbers`, of its ranks, where none are named."""
+    ranks, named = len(numbers), {name: env[name].split(",") for name in SEEN_DEVICES if name in env}
+    if not named and ranks > 1:
+        return ["--device-ids", ",".join(str(side * ranks + number) for number in numbers)], {}
+    enough = {name: devices for name, devices in named.items() if len(devices) >= 2 * ranks}
+    return [], {name: ",".join(devices[side * ranks :][:ranks]) for name, devices in enough.items()}
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -120,12 +131,9 @@ class PairServing:
     async def _begin(self, side: Side) -> None:
         # The last of equal flags counts.
         flags = [*self._argv, "--pd", "none", "--role", side.role, "--uds", side.path, side.flag, f"unix:{self._kv}"]
-        env = {**os.environ, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
-        ranks = self._engine.tensor_parallel_size
-        named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(2 * ranks))) if ranks > 1 else "")
-        if len(devices := named.split(",")) >= 2 * ranks:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[side.number * ranks :][:ranks])
-        command = [sys.executable, *SIDE_PROGRAM, "serve", *flags]
+        chosen, own = devices_of(side.number, self._engine.devices, os.environ)
+        env = {**os.environ, **own, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
+        command = [sys.executable, *SIDE_PROGRAM, "serve", *flags, *chosen]
         child = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=DEVNULL, env=env, start_new_session=True
         )

@@ -26,7 +26,7 @@ from gapless.kernels.layout import HEADER_WORDS, score_words
 from gapless.step.keys import ForwardKey, ProgramKey, StepKey
 from gapless.step.lane import Buffers
 from gapless.step.logprobs import LogprobLines, LogprobShape
-from gapless.step.mail import Mail, mail_bytes
+from gapless.step.mail import new_mail
 from gapless.step.orders import CaptureOrder, Order
 from gapless.step.outbox import Outbox
 from gapless.step.program import StepProgram
@@ -98,12 +98,13 @@ class Executor:
         """The outboxes on the host, int32 [slots, words]."""
         own = host if device.caps.maps_host else torch.zeros_like(host, device=at)
         records, places, _ = program.tables.masks.shape if vocab else (1, 1, 0)
+        stores_on_host = program.kernels.stores_on_host
         self.buffers = Buffers(
             sent, sent[layout.packet :], sent[:first], tuple([tuple(islice(lists, count)) for count in counts]),
             logits=torch.zeros(program.samples, vocab, dtype=program.model.dtype, device=at),
             tokens=torch.zeros(rows, program.width, dtype=torch.int32, device=at),
-            lines=host if program.kernels.stores_on_host else own, scores=own,
-            mail=Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places),
+            lines=host if stores_on_host else own, scores=own,
+            mail=new_mail(device, records, vocab, places, stores_on_host or not device.caps.own_memory),
         )  # fmt: skip
         self.graphs: dict[ProgramKey, Graph] = {}
         self._refused = False

@@ -1,4 +1,4 @@
-"""The mail of the rows on the host: masks go out, and sampled tokens come back, without fences.
+"""The mail of the rows: masks go out, and sampled tokens come back, without fences.
 
 `kernels/layout.py` has the layout of a record, and `kernels/masks.py` the reason why tags suffice. One thread at a time
 uses it.
@@ -13,7 +13,7 @@ import torch
 
 from gapless.base.records import Int32s, Int64s
 from gapless.base.speculative import MAX_DRAFTS
-from gapless.device import Ring
+from gapless.device import Device, Ring
 from gapless.kernels import layout as L
 
 MOST_TOKENS = 1 + MAX_DRAFTS
@@ -48,6 +48,12 @@ class Mail:
         self._run = array[:, L.MAIL_RUN : L.MAIL_RUN + L.MOST_EXPECTED]
         size = L.mask_words(vocab)
         self._masks = array[:, L.MAIL_MASK : L.MAIL_MASK + places * size].reshape(len(array), places, size)
+
+    def fetch(self) -> None:
+        """Bring the masks to the device, in the program that reads them."""
+
+    def send(self) -> None:
+        """Bring the replies to the host, in the program that writes them."""
 
     def post(self, row: int, tag: int, words: Int32s, place: int = 0, draft: int = 0) -> None:
         """Write the mask after `place` drafts, the last of them `draft`, for the row whose tokens have `tag`."""
@@ -87,6 +93,51 @@ class Mail:
             (row, self._tokens[row, : count[row]].tolist(), self._drafts[row, : self._drafted[row]].tolist())
             for row in ((count > 0) & (count <= MOST_TOKENS)).nonzero()[0].tolist()
         ]
+
+
+class CopiedMail(Mail):
+    """The mail of a device that cannot use the host's memory: programs copy the records.
+
+    What a tag guards is copied to the device after the tag, and to the host before it.
+    """
+
+    def __init__(self, device: Device, records: int, vocab: int, places: int = 1) -> None:
+        super().__init__(device.ring(records, mail_bytes(vocab, places)), vocab, places)
+        self._device, self._host, at = device, self.words, device.torch_device
+        self.words, self._fetched = torch.zeros_like(self._host, device=at), torch.zeros_like(self._host, device=at)
+        size, first = L.MAIL_ALONG - L.MAIL_TOKENS, L.MAIL_DRAFTS - L.MAIL_TOKENS
+        memory = device.ring(1, records * 4 * size).memory.view(torch.int32)
+        told = device.ring(1, records * 8).memory.view(torch.int64)
+        self._replies, self._tags = memory[0, : records * size].view(records, size), told[0, :records]
+        self._sent, self._sent_tags = (
+            torch.zeros_like(self._replies, device=at),
+            torch.zeros_like(self._tags, device=at),
+        )
+        array, self.told = self._replies.numpy(), self._tags.numpy()
+        self._tokens, self._drafted = array[:, :MOST_TOKENS], array[:, first - 1]
+        self._drafts = array[:, first : first + places - 1]
+
+    def fetch(self) -> None:
+        for parts in (
+            ((0, L.MAIL_TOLD), (L.MAIL_AHEAD, L.MAIL_EXPECTED)),
+            ((L.MAIL_ALONG, L.MAIL_AHEAD), (L.MAIL_EXPECTED, self.words.shape[1])),
+        ):
+            self._device.upload(self._fetched, self._host)
+            for first, end in parts:
+                self.words[:, first:end].copy_(self._fetched[:, first:end])
+
+    def send(self) -> None:
+        self._sent.copy_(self.words[:, L.MAIL_TOKENS : L.MAIL_ALONG])
+        self._sent_tags.copy_(self.words.view(torch.int64)[:, L.MAIL_TOLD // 2])
+        self._device.download(self._replies, self._sent)
+        self._device.download(self._tags, self._sent_tags)
+
+
+def new_mail(device: Device, records: int, vocab: int, places: int, shared: bool) -> Mail:
+    """Return the mail of `records` rows, copied unless the device's programs can use the host's memory: `shared`."""
+    if shared:
+        return Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places)
+    return CopiedMail(device, records, vocab, places)
 
 
 def mail_bytes(vocab: int, places: int = 1) -> int:

@@ -67,7 +67,7 @@ class FakeCore:
         fail_at_step: int | None = None,
     ) -> None:
         self.info = EngineInfo(
-            "fake", "none", "int", vocab_size, max_model_len, max_num_seqs, max_num_seqs, 0, 1, "1", 0
+            "no model", "none", "int", vocab_size, max_model_len, max_num_seqs, max_num_seqs, 0, 1, "1", 0
         )
         self.aborted: list[int] = []
         self.orders: list[OperatorOrder] = []

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.share import Share
+from gapless.device.facts import HOST_KEY
 from gapless.kernels.plain import add_rms_norm
 
 
@@ -92,6 +93,9 @@ class RankGroup:
     def stop(self) -> None:
         self._place.stop("the group was stopped")
 
+    def close(self) -> None:
+        pass
+
     def meet(self, kind: str, part: Tensor, out: Tensor) -> None:
         """Do an operation with the other ranks; only here, since a replay calls the operator alone."""
         if self._muted:
@@ -141,4 +145,4 @@ def added(parts: Sequence[Tensor]) -> Tensor:
 _GROUPS: WeakValueDictionary[int, RankGroup] = WeakValueDictionary()
 _OPERATORS: Any = torch.library.Library("gapless_world", "DEF")  # type: ignore[no-untyped-call]
 _OPERATORS.define("meet(int group, str kind, Tensor part, Tensor(a!) out) -> ()")
-_OPERATORS.impl("meet", lambda group, *given: _GROUPS[group].meet(*given), "CPU")
+_OPERATORS.impl("meet", lambda group, *given: _GROUPS[group].meet(*given), HOST_KEY)

@@ -21,6 +21,7 @@ from gapless.device.accelerator import AcceleratorDevice
 from gapless.device.accelerators import ACCELERATORS, gaudi, mps, xpu
 from gapless.device.seam import Caps
 from gapless.guard.emulate import emulated_cuda
+from gapless.testing import fake
 
 SENTENCE = re.compile(r"[A-Z].*[^.]\.$")
 TYPES = {"rocm": "cuda", "xpu": "xpu", "ascend": "npu", "gaudi": "hpu", "mps": "mps"}
@@ -53,38 +54,17 @@ def test_a_record_is_refused_by_its_name_where_its_backend_is_not(name: str) -> 
 
 def test_names_of_torch_that_records_use_exist() -> None:
     assert all(torch.device(kind).type == kind for kind in TYPES.values() if kind != "npu")
-    assert not torch.xpu.is_available()
-    assert all(callable(getattr(torch.xpu, name)) for name in ("XPUGraph", "graph_pool_handle", "get_device_name"))
-    assert list(inspect.signature(torch.xpu.XPUGraph.capture_begin).parameters) == ["self", "pool"]
+    assert callable(torch.xpu.get_device_name) and not torch.xpu.is_available()
     assert all(callable(getattr(torch.mps, name)) for name in ("recommended_max_memory", "driver_allocated_memory"))
-    assert ACCELERATORS["xpu"].caps.captures and ACCELERATORS["xpu"].caps.pads
+    graphs = hasattr(torch.xpu, "XPUGraph")  # from torch 2.12
+    assert ACCELERATORS["xpu"].caps.captures == ACCELERATORS["xpu"].caps.pads == graphs
+    if graphs:
+        assert callable(torch.xpu.graph_pool_handle)
+        assert list(inspect.signature(torch.xpu.XPUGraph.capture_begin).parameters) == ["self", "pool"]
 
 
-def spelled_by_cuda(record: type[AcceleratorDevice], monkeypatch: pytest.MonkeyPatch) -> type[AcceleratorDevice]:
-    """Return a record's class for torch.cuda, which stands for the backend's own module."""
-    cuda: Any = torch.cuda
-    names = {name: getattr(cuda, name) for name in ("is_available", "get_device_name", "graph_pool_handle")}
-    monkeypatch.setattr(xpu, "torch_xpu", SimpleNamespace(XPUGraph=cuda.CUDAGraph, **names))
-    module = SimpleNamespace(recommended_max_memory=lambda: 10, driver_allocated_memory=lambda: 3)
-    monkeypatch.setattr(mps, "torch_mps", module)
-    if record.kind == "rocm":
-        monkeypatch.setattr(torch.version, "hip", "7.2")
-    return type("SpelledByCuda", (record,), {"torch_type": "cuda"})
-
-
-@pytest.fixture(params=["cuda", "accelerator:cuda", *ACCELERATORS])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
-    name = request.param
-    with emulated_cuda(), guard.no_sync(mode="record"):
-        found = spelled_by_cuda(ACCELERATORS[name], monkeypatch) if name in ACCELERATORS else device_class(name)
-        device: Any = found.open(0)
-        yield device
-        device.close()
-
-
-class TestRecordsOnEmulatedCuda(Contract):
-    """The device contract for CUDA by both classes, and for every record with what it has and lacks, on the
-    sanitizer's CUDA."""
+class RecordContract(Contract):
+    """The device contract, and what a record says of streams and graphs."""
 
     def test_streams_are_one_where_the_backend_has_one(self, device: AcceleratorDevice) -> None:
         streams = (device.compute, device.token_out, device.bulk_out, device.bulk_in)
@@ -105,6 +85,51 @@ class TestRecordsOnEmulatedCuda(Contract):
         assert x.tolist() == [40]
 
 
+class TestRecordsOnEmulatedCuda(RecordContract):
+    """CUDA by both classes, and ROCm, whose torch spells everything as CUDA's, on the sanitizer's CUDA."""
+
+    @pytest.fixture(params=["cuda", "accelerator:cuda", "rocm"])
+    def device(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
+        with emulated_cuda(), guard.no_sync(mode="record"):
+            if request.param == "rocm":
+                monkeypatch.setattr(torch.version, "hip", "7.2")
+            device: Any = (ACCELERATORS.get(request.param) or device_class(request.param)).open(0)
+            yield device
+            device.close()
+
+
+def spelled_by_fake(record: type[AcceleratorDevice], monkeypatch: pytest.MonkeyPatch) -> type[AcceleratorDevice]:
+    """Return a record's class on the fake accelerator, which stands for the backend's own module of torch."""
+    torch_xpu = {"is_available": lambda: True, "get_device_name": lambda: "fake", "XPUGraph": fake.load().Graph}
+    monkeypatch.setattr(xpu, "torch_xpu", SimpleNamespace(**torch_xpu, graph_pool_handle=fake.graph_pool_handle))
+    torch_mps = {"recommended_max_memory": lambda: 10, "driver_allocated_memory": lambda: 3}
+    monkeypatch.setattr(mps, "torch_mps", SimpleNamespace(**torch_mps))
+    monkeypatch.setattr(fake, "mem_get_info", torch.accelerator.get_memory_info, raising=False)
+    return type("SpelledByFake", (record,), {"torch_type": "fake"})
+
+
+@pytest.mark.fake
+class TestRecordsOnTheFake(RecordContract):
+    """The other records, with what each has and lacks, on streams that really overlap and are late by a seed."""
+
+    @pytest.fixture(params=["xpu", "ascend", "gaudi", "mps"])
+    def device(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AcceleratorDevice]:
+        device = spelled_by_fake(ACCELERATORS[request.param], monkeypatch).open(0)
+        fake.delays(3)
+        yield device
+        device.close()
+        fake.delays(None)
+        torch.accelerator.synchronize()
+
+
+@pytest.mark.fake
+def test_gaudi_that_computes_int64_as_int32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.load()
+    monkeypatch.setattr(gaudi, "PRODUCT", gaudi.PRODUCT % (1 << 31))
+    with pytest.raises(ConfigError, match=r"capability int64.*PT_ENABLE_INT64_SUPPORT=1"):
+        spelled_by_fake(ACCELERATORS["gaudi"], monkeypatch).open(0)
+
+
 def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="not built for ROCm"):
         ACCELERATORS["rocm"].open(0)
@@ -112,6 +137,21 @@ def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="sees no AMD GPU"):
         ACCELERATORS["rocm"].open(0)
+
+
+@pytest.mark.parametrize(
+    "architecture, kernels", [("gfx942:sramecc+:xnack-", "triton"), ("gfx950", "triton"), ("gfx1100", "torch")]
+)
+def test_rocm_has_triton_on_gpus_that_its_kernels_are_compiled_for(
+    architecture: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    with emulated_cuda(), guard.no_sync(mode="record"):
+        properties = SimpleNamespace(gcnArchName=architecture)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        device = ACCELERATORS["rocm"].open(0)
+        assert device.caps.kernels == kernels
+        device.close()
 
 
 def test_an_intel_gpu_whose_events_pass_early_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

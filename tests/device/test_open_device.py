@@ -29,7 +29,7 @@ def test_auto_takes_cuda_only_where_there_is_one() -> None:
 
 
 def test_an_unknown_name_is_the_users_error() -> None:
-    with pytest.raises(ConfigError, match="auto, cpu, cuda, got 'tpu'"):
+    with pytest.raises(ConfigError, match="auto, cpu, cuda, fake, got 'tpu'"):
         open_device("tpu")
 
 

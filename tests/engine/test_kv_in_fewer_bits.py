@@ -193,7 +193,7 @@ def test_the_spelling_of_vllm_is_fp8():
 def test_a_gpu_without_e4m3_is_refused_by_name(monkeypatch):
     model = load_model(EngineConfig("demo"), CPU)
     model.kernels = model.kernels._replace(name="triton")
-    monkeypatch.setattr("gapless.device.facts.vendor", lambda: "nvidia")
+    monkeypatch.setattr("gapless.device.facts.vendor", lambda device: "nvidia")
     monkeypatch.setattr("gapless.device.facts.capability", lambda device: (8, 6))
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: fp8 needs an NVIDIA GPU of compute capability 8.9"):
         store_kv(model, KVFormat.FP8, 16)

@@ -154,7 +154,7 @@ class Played:
         self.uses: list[tuple[int, str, int, bool]] = []
         self.found: set[tuple[str, frozenset[str]]] = set()
         bench.checker.note_race = self.note
-        agents = {name: bench.checker.cuda.agent_of(getattr(bench, name)) for name in AGENTS[1:]}
+        agents = {name: bench.checker.device.agent_of(getattr(bench, name)) for name in AGENTS[1:]}
         self.names = {agent.index: name for name, agent in agents.items()}
         for what, *rest in program:
             getattr(self, what)(*rest)

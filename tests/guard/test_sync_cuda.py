@@ -13,8 +13,10 @@ import torch
 from torch_internals import operators
 
 from gapless import guard
-from gapless.guard import sync_calls, sync_cuda
+from gapless.guard import sync_calls, sync_waits
+from gapless.guard.backends import KINDS_OF_DEVICES
 
+WAITS = (*KINDS_OF_DEVICES["cuda"].all_waits(), ("torch.accelerator", "synchronize", "stream-wait"))
 MESSAGE = "called a synchronizing CUDA operation"
 
 
@@ -46,8 +48,8 @@ def cuda(monkeypatch) -> Any:
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_device_alloc": state.device})
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"num_host_alloc": state.host})
-    for path, name, _ in sync_cuda.CUDA_WAITS:
-        monkeypatch.setattr(sync_cuda.owner_of(path), name, waiting(name), raising=False)
+    for path, name, _ in WAITS:
+        monkeypatch.setattr(sync_waits.owner_of(path), name, waiting(name), raising=False)
     return state
 
 
@@ -154,10 +156,10 @@ def test_a_few_queries_are_fine_and_a_loop_of_them_is_not(cuda):
     cuda.mode = 0
     torch.cuda.Event.query = lambda event: True
     with guard.no_sync():
-        for _ in range(sync_cuda.POLLS_ALLOWED):
+        for _ in range(sync_waits.POLLS_ALLOWED):
             torch.cuda.Event.query(None)
     with guard.no_sync(mode="record") as region:
-        for _ in range(3 * sync_cuda.POLLS_ALLOWED):
+        for _ in range(3 * sync_waits.POLLS_ALLOWED):
             torch.cuda.Event.query(None)
     assert [(f.rule, n) for f, n in zip(region.report.findings, region.report.counts.values(), strict=True)] == [
         ("event-poll", 1)
@@ -181,11 +183,11 @@ def test_growth_does_not_hide_the_programs_error(cuda):
 
 
 def test_everything_is_unpatched_afterwards(cuda):
-    before = [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS]
+    before = [getattr(sync_waits.owner_of(path), name) for path, name, _ in WAITS]
     filters, show = list(warnings.filters), warnings.showwarning
     with guard.no_sync():
-        assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] != before
-    assert [getattr(sync_cuda.owner_of(path), name) for path, name, _ in sync_cuda.CUDA_WAITS] == before
+        assert [getattr(sync_waits.owner_of(path), name) for path, name, _ in WAITS] != before
+    assert [getattr(sync_waits.owner_of(path), name) for path, name, _ in WAITS] == before
     assert (list(warnings.filters), warnings.showwarning) == (filters, show)
 
 
@@ -206,7 +208,7 @@ def test_collectives_of_objects_are_reported_as_waits(monkeypatch):
 def test_a_call_that_takes_long(monkeypatch):
     clock = iter(range(0, 10**12, 3_000_000))  # every reading is 3 ms after the one before
     monkeypatch.setattr(sync_calls, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
-    monkeypatch.setattr(sync_cuda, "time", SimpleNamespace(perf_counter_ns=lambda: 0))  # no collection takes long
+    monkeypatch.setattr(sync_waits, "time", SimpleNamespace(perf_counter_ns=lambda: 0))  # no collection takes long
     x = torch.zeros(2)
     with pytest.raises(guard.SyncError, match=r"slow-call(.|\n)*3.00 ms"), guard.no_sync(slow_ms=2.0):
         x + 1
@@ -228,7 +230,7 @@ def jitted(monkeypatch) -> Any:
             clock.now += 30_000_000
         return x + 1
 
-    for module in (sync_calls, sync_cuda):
+    for module in (sync_calls, sync_waits):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: clock.now))
     with operators("gapless_test") as library:
         library.define("jitted(Tensor x) -> Tensor")

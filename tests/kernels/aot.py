@@ -1,4 +1,7 @@
-"""Compiles a Triton kernel for a GPU that is not here, and says what it takes of one. Needs no driver."""
+"""Compiles a Triton kernel for a GPU that is not here, and says what it takes of one. Needs no driver.
+
+A GPU is a number, the compute capability of one of NVIDIA's, or AMD's name of one of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,26 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gapless.kernels.arch import Arch
+
 triton = pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 compiler = pytest.importorskip("triton.compiler")
 targets = pytest.importorskip("triton.backends.compiler")
 
 SHARED_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Compute capability -> bytes of shared memory that one block may have."""
-MAX_REGISTERS = 255
+AMD = {
+    "gfx942": Arch("amd", (9, 4), 304, 64 << 10),  # MI300X
+    "gfx950": Arch("amd", (9, 5), 256, 160 << 10),
+    "gfx90a": Arch("amd", (9, 0), 104, 64 << 10),
+}
+"""AMD's GPUs that are compiled for"""
+GPUS = AMD | {
+    capability: Arch("nvidia", divmod(capability, 10), 132, shared) for capability, shared in SHARED_LIMITS.items()
+}
+MAX_REGISTERS, MAX_VECTOR_REGISTERS = 255, 512
+MOST_THREADS = 1024
+"""Threads of a block"""
 NOWHERE = "nowhere"
 """The device of launches that only compile: a real one finds nothing of theirs."""
 ALIGNED = 16
@@ -48,25 +64,52 @@ class Resources(NamedTuple):
     stack: int
     local: int
     shared: int
-    ptx: str
+    code: str
+    """PTX, or AMD's assembly"""
 
-    def trouble(self, capability: int, spilled: int = 0) -> list[str]:
+    def trouble(self, gpu: int | str, spilled: int = 0) -> list[str]:
         """What does not fit, or spills more than `spilled` bytes."""
         found = []
-        if self.registers > MAX_REGISTERS:
+        if self.registers > (MAX_VECTOR_REGISTERS if gpu in AMD else MAX_REGISTERS):
             found.append(f"{self.registers} registers")
         if self.stack > spilled or self.local:
             found.append(f"spills: {self.stack} bytes of stack, {self.local} of local memory")
-        if self.shared > SHARED_LIMITS[capability]:
-            found.append(f"{self.shared} bytes of shared memory, sm_{capability} has {SHARED_LIMITS[capability]}")
-        return found
+        if self.shared > GPUS[gpu].shared_memory:
+            found.append(f"{self.shared} bytes of shared memory, {gpu} has {GPUS[gpu].shared_memory}")
+        return found + (amd_trouble(self.code) if gpu in AMD else [])
+
+
+def amd_trouble(code: str) -> list[str]:
+    """What makes an AMD GPU compute something else: float32 without subnormal numbers, which decode weights, or its own
+    FP8."""
+    found = ["subnormal numbers are zero"] if ".amdhsa_float_denorm_mode_32 3" not in code else []
+    return found + sorted(set(re.findall(r"v_\w*(?:fp8|bf8)\w*", code)))
+
+
+def early_signals(code: str, own: int = 0) -> list[str]:
+    """Signals to other programs in a program of several warps on an AMD GPU that do not follow all of its stores: a
+    wait of each thread for them, a barrier, and at most `own` stores of the thread that signals."""
+    if ".max_flat_workgroup_size: 64" in code:
+        return []
+    found, stores, waited = [], own + 1, False
+    for number, line in enumerate(code.splitlines(), 1):
+        word = line.strip()
+        if word.startswith("s_barrier") and waited:
+            stores = 0
+        elif re.match(r"(global|buffer|flat)_store", word):
+            stores, waited = stores + 1, False
+        elif word.startswith("s_waitcnt vmcnt(0)"):
+            waited = True
+        elif word.startswith("buffer_wbl2") and stores > own:
+            found.append(f"line {number} signals before all threads have stored")
+    return found
 
 
 def build(
-    kernel: Any, capability: int, types: Mapping[str, str], constants: Mapping[str, Any], *, warps: int, stages: int,
+    kernel: Any, gpu: int | str, types: Mapping[str, str], constants: Mapping[str, Any], *, warps: int, stages: int,
     unaligned: Iterable[str] = (), registers: int | None = None,
 ) -> Resources:  # fmt: skip
-    """Compile `kernel` (made by triton.jit, not interpreted) for sm_`capability`.
+    """Compile `kernel` (made by triton.jit, not interpreted) for a GPU.
 
     `types`: Triton's name of each parameter's type ("*bf16", "i32", "fp32"); `constants`: values of the constexpr ones.
     Pointers and integers count as divisible by 16, which is what a launch would infer, except those in `unaligned`.
@@ -79,9 +122,27 @@ def build(
     attrs = {(names.index(name),): [["tt.divisibility", ALIGNED]] for name in whole}
     source = compiler.ASTSource(kernel, signature, dict(constants), attrs)
     # Triton 3.9 warns when the default of the last option is relied on.
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True, "maxnreg": registers}
-    target = targets.GPUTarget("cuda", capability, 32)
-    return _resources(triton.compile(source, target=target, options=options))
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    assert warps * GPUS[gpu].warp <= MOST_THREADS
+    with pytest.MonkeyPatch.context() as patch:
+        use_driver(patch, gpu)  # kernels ask for its target
+        if gpu in AMD:
+            return _amd_resources(triton.compile(source, target=target_of(gpu), options=options))
+        return _resources(triton.compile(source, target=target_of(gpu), options=options | {"maxnreg": registers}))
+
+
+def target_of(gpu: int | str) -> Any:
+    return targets.GPUTarget("hip" if gpu in AMD else "cuda", gpu, GPUS[gpu].warp)
+
+
+def _amd_resources(compiled: Any) -> Resources:
+    code = compiled.asm["amdgcn"]
+    registers, scratch = (
+        int(re.search(rf"^\s+\.{word}:\s+(\d+)", code, re.MULTILINE)[1])
+        for word in ("vgpr_count", "private_segment_fixed_size")
+    )
+    assert compiled.asm["hsaco"].startswith(b"\x7fELF")
+    return Resources(registers, scratch, 0, compiled.metadata.shared, code)
 
 
 def _resources(compiled: Any) -> Resources:
@@ -95,10 +156,10 @@ def _resources(compiled: Any) -> Resources:
 
 
 class Driver:
-    """Stands in for CUDA's, for launches that end when the kernel is compiled."""
+    """Stands in for CUDA's or ROCm's, for launches that end when the kernel is compiled."""
 
-    def __init__(self, capability: int) -> None:
-        self.target = targets.GPUTarget("cuda", capability, 32)
+    def __init__(self, gpu: int | str) -> None:
+        self.target = target_of(gpu)
 
     def get_current_target(self) -> Any:
         return self.target
@@ -110,18 +171,18 @@ class Driver:
         return 0
 
 
-def use_driver(patch: pytest.MonkeyPatch, capability: int) -> None:
+def use_driver(patch: pytest.MonkeyPatch, gpu: int | str) -> None:
     # Triton's own private name: its public reset_active() needs a GPU.
-    patch.setattr(triton.runtime.driver, "_active", Driver(capability))
+    patch.setattr(triton.runtime.driver, "_active", Driver(gpu))
 
 
 @contextmanager
-def launches_compile(capability: int) -> Iterator[None]:
+def launches_compile(gpu: int | str) -> Iterator[None]:
     """Inside, a launch binds its arguments (tensors of the CPU) and compiles as on a GPU, and runs nothing."""
     kind = triton.runtime.jit.JITFunction
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "__getitem__", lambda self, grid: partial(self.run, grid=grid, warmup=True))
-        use_driver(patch, capability)
+        use_driver(patch, gpu)
         yield
 
 

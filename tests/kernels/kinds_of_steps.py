@@ -1,5 +1,6 @@
 """Prints the kernels that `kinds` leaves to a first launch, in a process in which nothing is compiled or runs. Cases:
-query heads, KV heads, tokens of a step, and what drafts, if anything (ngram, draft_model), between commas."""
+query heads, KV heads, tokens of a step, what drafts, if anything (ngram, draft_model), and an AMD GPU for others than
+Hopper's, between commas."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aot
 import pytest
@@ -23,7 +25,7 @@ from triton.runtime.jit import JITFunction
 from gapless.base.config import EngineConfig
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import CudaDevice, facts, open_device
-from gapless.kernels import ahead_triton, library_triton, linear
+from gapless.kernels import ahead_triton, linear
 from gapless.kernels.views import Filters
 from gapless.loop.spec import Sizes
 from gapless.model.drafting.draft_model import DraftModel
@@ -61,20 +63,24 @@ new: list[str] = []
 """Kernels that the last program would have compiled."""
 
 
-def compiled(self: JITFunction, key: str, signature: object, device: str, *rest: object) -> object:
+def compiled(
+    self: JITFunction, key: str, signature: object, device: str, constants: object, options: Any, *rest: object
+) -> object:
     """Stands in for compiling a variant."""
+    warp = aot.triton.runtime.driver.active.target.warp_size
+    assert options.num_warps * warp <= aot.MOST_THREADS, self.fn.__name__
     new.append(self.fn.__name__)
     return self.device_caches[device][0].setdefault(key, object())
 
 
-def no_gpu() -> None:
-    facts.capability, facts.multiprocessors, facts.capturing = lambda _: (9, 0), lambda _: 132, lambda: False
-    facts.shared_memory = lambda _: 227 << 10
+def no_gpu(gpu: int | str) -> None:
+    arch = aot.GPUS[gpu]
+    facts.vendor, facts.capability, facts.capturing = lambda _: arch.vendor, lambda _: arch.capability, lambda: False
+    facts.multiprocessors, facts.shared_memory = lambda _: arch.processors, lambda _: arch.shared_memory
     linear.packs = lambda weight: False
     # torch's products launch no kernel of ours, and what they compute is not looked at.
     linear.linear = lambda x, weight, bias: x.new_empty(len(x), len(weight))
-    library_triton.DISPATCH_KEY = "CPU"
-    aot.use_driver(pytest.MonkeyPatch(), 90)
+    aot.use_driver(pytest.MonkeyPatch(), gpu)
     JITFunction._do_compile = compiled  # Triton's own private name: launches end in it
     JITFunction.__getitem__ = lambda self, grid: partial(self.run, grid=grid, warmup=True)
 
@@ -122,8 +128,8 @@ def eager_drafted(places: tuple[int, ...]) -> Iterator[ProgramKey]:
         yield from (MaskKey(lane, (all_rows, size)), ReplyKey(lane, size - 1))
 
 
-def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:
-    no_gpu()
+def main(heads: int, kv_heads: int, tokens: int, method: str, gpu: int | str = 90) -> None:
+    no_gpu(gpu)
     config = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     sizes = SHAPE._replace(step_tokens=tokens)
     from gapless.kernels import all_triton  # registers the operators
@@ -158,8 +164,8 @@ def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:
 if __name__ == "__main__":
     for case in sys.argv[1:]:  # each in a fork: kernels that are compiled stay so
         if not (child := os.fork()):
-            heads, kv_heads, tokens, method = case.split(",")
-            main(int(heads), int(kv_heads), int(tokens), method)
+            heads, kv_heads, tokens, *rest = case.split(",")
+            main(int(heads), int(kv_heads), int(tokens), *rest)
             break
         if os.waitpid(child, 0)[1]:
             sys.exit(1)

@@ -11,15 +11,10 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 from sharpest import sharpest
 
-from gapless.kernels.arch import Arch
 from gapless.kernels.coded_triton import QuantisedProduct, QuantisedRow
 from gapless.kernels.quantised_triton import FP8, INT4, INT8, quantised_kernel, quantised_row_kernel
 from gapless.kernels.tiles import choose_tiles
 
-GPUS = {
-    capability: Arch("nvidia", divmod(capability, 10), 132, aot.SHARED_LIMITS[capability])
-    for capability in (80, 90, 100)
-}
 MULTIPLIES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
@@ -37,9 +32,9 @@ class Codes(NamedTuple):
     def rounded(self) -> bool:
         return self.kind == FP8.value and self.rows > 1
 
-    def build(self, capability: int) -> aot.Resources:
-        gpu = GPUS[capability]
-        early = capability >= 90
+    def build(self, capability: int | str) -> aot.Resources:
+        gpu = aot.GPUS[capability]
+        early = gpu.early
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "KIND": self.kind, "GROUP": self.group, "BIAS": False,
             "GATED": self.gated, "ADD": not self.gated, "EARLY": early,
@@ -52,7 +47,7 @@ class Codes(NamedTuple):
             types = CODE_TYPES | {"weight": "*i32", "x": "*i64"}
             kernel, warps, stages, free = quantised_row_kernel, one.warps, 3, ()
         else:
-            rounded = self.rounded and capability >= 89
+            rounded = self.rounded and gpu.has_e4m3
             tiles = choose_tiles(QuantisedProduct(self.rows, self.columns, self.depth, self.group, rounded), gpu)
             constants |= {"PACKED": early, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth}
             constants["SPLITS"] = tiles.splits
@@ -83,10 +78,10 @@ def test_a_product_by_codes_fits_its_gpu(codes: Codes, capability: int) -> None:
     used = codes.build(capability)
     assert used.trouble(capability) == []
     if codes.rows == 1:
-        assert ".v4.b32" in used.ptx, "sixteen bytes are loaded at a time"
-        assert "ftz" not in used.ptx, "codes may be subnormal numbers"
+        assert ".v4.b32" in used.code, "sixteen bytes are loaded at a time"
+        assert "ftz" not in used.code, "codes may be subnormal numbers"
     else:
-        assert "cp.async" in used.ptx and MULTIPLIES.get(capability, "mma.sync") in used.ptx
+        assert "cp.async" in used.code and MULTIPLIES.get(capability, "mma.sync") in used.code
     if capability >= 90:
-        before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+        before = used.code[: used.code.index("griddepcontrol.wait")]
         assert (".v4.b32" if codes.rows == 1 else "prefetch.global.L2") in before

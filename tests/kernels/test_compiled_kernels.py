@@ -65,11 +65,11 @@ class Build(NamedTuple):
     look: Callable[[str], bool] = lambda ptx: True
     """Whether the machine code is as it should be"""
 
-    def compiled(self, capability: int) -> aot.Resources:
+    def compiled(self, capability: int | str) -> aot.Resources:
         names = self.kernel.arg_names
         constants = {name: value for name, value in self.constants.items() if name in names}
         if "EARLY" in constants:
-            constants["EARLY"] = constants["EARLY"] and capability >= 90
+            constants["EARLY"] = constants["EARLY"] and aot.GPUS[capability].early
         types = {name: (KNOWN | self.types).get(name, "*i32") for name in names if name not in constants}
         free = [name for name in self.free if name in types]
         return aot.build(
@@ -251,7 +251,7 @@ def test_a_kernel_fits_its_gpu(name: str, capability: int) -> None:
     build = BUILDS[name]
     used = build.compiled(capability)
     assert not used.trouble(capability) and used.registers <= build.registers
-    assert build.look(used.ptx)
+    assert build.look(used.code)
 
 
 def test_groups_of_any_number_of_pages_share_one_variant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,12 @@ from gapless.kernels import (
 )
 from gapless.kernels import tiles as tiles_of
 from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, shares_of
-from gapless.kernels.arch import Arch
 from gapless.kernels.few_rows_triton import matrix_kernel, rows_in_turn_kernel
 from gapless.kernels.stream_triton import Plan, stream_kernel, summed_norm_kernel
 from gapless.kernels.tiles import FewRowsProduct, FewRowsTiles, choose_tiles
 from gapless.kernels.views import Attend, Reach
 
-GPUS = {
-    capability: Arch("nvidia", divmod(capability, 10), 132, shared) for capability, shared in aot.SHARED_LIMITS.items()
-}
-HOPPER = GPUS[90]
+HOPPER = aot.GPUS[90]
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MULTIPLIES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """The instruction of the tensor cores; mma.sync on others"""
@@ -52,20 +48,20 @@ class FewRows(NamedTuple):
     def shape(self, rows: int) -> FewRowsProduct:
         return FewRowsProduct(rows, self.columns, self.depth, bool(self.projections) and self.norm)
 
-    def tiles(self, rows: int, capability: int) -> FewRowsTiles:
-        return choose_tiles(self.shape(rows), GPUS[capability])
+    def tiles(self, rows: int, capability: int | str) -> FewRowsTiles:
+        return choose_tiles(self.shape(rows), aot.GPUS[capability])
 
-    def whole(self, rows: int, capability: int) -> bool:
+    def whole(self, rows: int, capability: int | str) -> bool:
         """Whether a program loads its part of the weight at once."""
         tiles = self.tiles(rows, capability)
         return tiles.depth * tiles.splits >= self.depth
 
-    def build(self, rows: int, capability: int) -> aot.Resources:
+    def build(self, rows: int, capability: int | str) -> aot.Resources:
         tiles = self.tiles(rows, capability)
         vector = self.shape(rows).in_turn
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
-            "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, **NO_ADAPTERS,
+            "EARLY": aot.GPUS[capability].early, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, **NO_ADAPTERS,
         }  # fmt: skip
         if self.projections:
             constants |= {
@@ -107,17 +103,17 @@ more to give."""
 @pytest.mark.parametrize(
     ("name", "rows", "capability"), sharpest(aot.spread([90, 80, 86, 100, 120], MATRICES, [16, 1, 2, 32]), 1, "aot")
 )
-def test_a_product_of_few_rows_fits_its_gpu(name: str, rows: int, capability: int) -> None:
+def test_a_product_of_few_rows_fits_its_gpu(name: str, rows: int, capability: int | str) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
     vector = MATRICES[name].shape(rows).in_turn
     if vector:
-        assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
+        assert ".v4.b32" in used.code, "weights are loaded eight at a time"
     else:
-        assert whole or "cp.async" in used.ptx
-        assert MULTIPLIES.get(capability, "mma.sync") in used.ptx
+        assert whole or "cp.async" in used.code
+        assert MULTIPLIES.get(capability, "mma.sync") in used.code
     if capability >= 90:
-        before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+        before = used.code[: used.code.index("griddepcontrol.wait")]
         asked = ".v4.b32" if vector or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
         assert not whole or vector or "st.shared" in before, "and is in shared memory"
@@ -125,11 +121,11 @@ def test_a_product_of_few_rows_fits_its_gpu(name: str, rows: int, capability: in
 
 @pytest.mark.aot
 @pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([90, 80, 100], ADAPTED, [1, 2, 32]))
-def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, capability: int) -> None:
+def test_a_product_of_few_rows_with_adapters_fits_its_gpu(name: str, rows: int, capability: int | str) -> None:
     used = ADAPTED[name].build(rows, capability)
     assert used.trouble(capability) == []
     if capability == 90 and not name.startswith(("output", "down")):
-        before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+        before = used.code[: used.code.index("griddepcontrol.wait")]
         assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
 
 
@@ -151,9 +147,9 @@ def test_a_product_of_stream_k_fits_hopper(columns: int, depth: int, gated: bool
     types = {name: FEW_TYPES[name] for name in stream_kernel.arg_names if name not in constants}
     used = aot.build(stream_kernel, 90, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=["M"])
     assert used.trouble(90) == []
-    before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+    before = used.code[: used.code.index("griddepcontrol.wait")]
     assert "ld.global" in before and "bulk.prefetch.L2" in before, "the weight is asked for early"
-    assert "cp.async.cg" in used.ptx and MULTIPLIES[90] in used.ptx
+    assert "cp.async.cg" in used.code and MULTIPLIES[90] in used.code
 
 
 @pytest.mark.aot
@@ -176,9 +172,9 @@ class InvariantProduct(NamedTuple):
     depth: int = 3072
     dtype: str = "bf16"
 
-    def build(self, capability: int) -> aot.Resources:
+    def build(self, capability: int | str) -> aot.Resources:
         shape = tiles_of.InvariantProduct(self.rows, self.columns, self.depth, BYTES[self.dtype])
-        tiles = choose_tiles(shape, GPUS[capability])
+        tiles = choose_tiles(shape, aot.GPUS[capability])
         constants = {
             "N": self.columns, "K": self.depth, "BIAS": True, "SEGMENT": tiles.segment,
             "SEGMENTS": -(-self.depth // tiles.segment), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
@@ -216,10 +212,10 @@ class InvariantAttention(NamedTuple):
     dtype: str = "bf16"
     kind: Kind = Kind()
 
-    def build(self, capability: int) -> aot.Resources:
+    def build(self, capability: int | str) -> aot.Resources:
         kernel = invariant_attention_triton.attention_kernel
         shape = tiles_of.InvariantAttention(self.dim, BYTES[self.dtype], self.group)
-        tiles = choose_tiles(shape, GPUS[capability])
+        tiles = choose_tiles(shape, aot.GPUS[capability])
         constants: dict[str, Any] = {
             "HEADS": 8, "GROUP": self.group, "D": self.dim, "PAGE": 16, "BLOCK_M": tiles.rows,
             "BLOCK_Q": invariant_attention_triton.queries_of(tiles, self.group), "BLOCK_N": tiles.entries,
@@ -254,13 +250,13 @@ def instructions(ptx: str) -> set[str]:
 def test_an_invariant_kernel_fits_its_gpu(variant, capability):
     found = variant.build(capability)
     assert found.trouble(capability, IN_LOOPS * (getattr(variant, "kind", Kind()) != Kind())) == []
-    assert "cp.async" in found.ptx and instructions(found.ptx)
+    assert "cp.async" in found.code and instructions(found.code)
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("capability", [80, 90])
 def test_few_rows_and_many_multiply_by_one_instruction(capability):
-    few, many = (instructions(InvariantProduct(rows).build(capability).ptx) for rows in (1, 2048))
+    few, many = (instructions(InvariantProduct(rows).build(capability).code) for rows in (1, 2048))
     assert few == many and len(few) == 1
 
 
@@ -311,7 +307,7 @@ class Attention(NamedTuple):
     kv: str = ""
     """Triton's type of a memory in fewer bits"""
 
-    def build(self, capability: int) -> aot.Resources:
+    def build(self, capability: int | str) -> aot.Resources:
         kernel = getattr(attention_triton, f"{self.kernel}_kernel")
         constants, tiles = self._constants(capability)
         constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -319,20 +315,20 @@ class Attention(NamedTuple):
         free = [name for name in FREE if name in types]
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
-    def _constants(self, capability: int) -> tuple[dict[str, Any], Any]:
+    def _constants(self, capability: int | str) -> tuple[dict[str, Any], Any]:
         size = BYTES[self.dtype]
         prompt = tiles_of.PromptAttention(self.dim, size, self.group, 512)
         decode = tiles_of.DecodeAttention(
             self.dim, size, self.group, self.many, {"fp8e4nv": 8, "u8": 4}.get(self.kv, 16)
         )
-        tiles = choose_tiles(prompt if self.kernel == "prefill" else decode, GPUS[capability])
+        tiles = choose_tiles(prompt if self.kernel == "prefill" else decode, aot.GPUS[capability])
         if self.kernel.startswith("combine"):
             tiles = tiles._replace(warps=4, stages=1)
-        many = self.many or self.kernel == "combine"
+        many, early = self.many or self.kernel == "combine", aot.GPUS[capability].early
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
-            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "ANGLES_ROW": self.dim,
+            "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": early, "ANGLES_ROW": self.dim,
             "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split, **self.kind.constants,
             **({} if self.kv else {"scales": None}),
         }, tiles  # fmt: skip
@@ -395,10 +391,11 @@ FITS = [
 def test_an_attention_kernel_fits_its_gpu(variant, capability, spilled):
     found = variant.build(capability)
     assert found.trouble(capability, spilled) == []
+    assert ("e4m3x2" in found.code) == bool(variant.kv), "e4m3 is converted by instructions"
     if not variant.kernel.startswith("combine"):
-        assert "cp.async" in found.ptx
+        assert "cp.async" in found.code
         wanted = MULTIPLIES.get(capability, "mma.sync") if variant.kernel == "prefill" else "mma.sync"
-        assert wanted in found.ptx
+        assert wanted in found.code
 
 
 @pytest.mark.aot

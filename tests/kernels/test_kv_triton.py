@@ -8,19 +8,38 @@ import pytest
 import torch
 from attend_cases import PLAIN, SHORT_CASES, SPLIT_CASES, Case, Shape, for_decode, for_prefill, near
 from implementations import F32, TRITON, runs
-from kv_cases import FORMATS, decoded, given_in, in_format
+from kv_cases import FORMATS, decoded, e4m3_values, given_in, in_format
 from paged import LAYER, Heads, dense, paged, unturned
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
+import triton
+import triton.language as tl
+
 from gapless.kernels import attention_triton, few_rows, plain, rope_triton, unpack
 from gapless.kernels import invariant_attention_triton as invariant
 from gapless.kernels.kv import KVFormat
+from gapless.kernels.kv_triton import from_e4m3
 from gapless.kernels.tiles import AttentionTiles
 from gapless.kernels.views import LayerRows
 
 pytestmark = pytest.mark.usefixtures("new_memory_is_nan")
 SMALL = AttentionTiles(16, 16, 4, 2)
+
+
+@triton.jit
+def _decoded_kernel(codes, out):
+    at = tl.arange(0, 256)
+    tl.store(out + at, from_e4m3(tl.load(codes + at), tl.float32))
+
+
+@runs(on=TRITON)
+def test_every_code_of_e4m3_is_its_number(implementation):
+    """By whole numbers in the interpreter, as on AMD's GPUs, whose own format has half of these numbers."""
+    codes = torch.arange(256).to(torch.uint8).to(implementation.device)
+    out = torch.empty(256, device=implementation.device)
+    _decoded_kernel[(1,)](codes, out)
+    assert torch.equal(out.cpu().double().nan_to_num(7), e4m3_values().nan_to_num(7))
 
 
 @runs("kind, splits, many, case", [

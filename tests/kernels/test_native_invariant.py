@@ -9,6 +9,7 @@ import torch
 from kernels.native_kernels import load_native, load_plain_variant
 from kernels.paged import Heads, paged, queries
 
+from gapless.base.errors import ConfigError
 from gapless.kernels.choose import choose
 from gapless.kernels.matrix import dense
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
@@ -25,6 +26,11 @@ def here():
 def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
     linear = choose("native", dtype, batch_invariant=True).linear
     assert isinstance(linear(dense(torch.randn(4, 8).to(dtype))), NativeLinear)
+
+
+def test_a_device_with_torchs_kernels_alone_is_refused_by_the_capability():
+    with pytest.raises(ConfigError, match=r"batch_invariant .*capability kernels"):
+        choose("torch", batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from sharpest import sharpest
 from gapless.kernels import plain
 from gapless.kernels.layout import CUT_ID, CUT_VALUE, KEEP_ID, KEEP_VALUE, LENGTH, SEED_HIGH, SEED_LOW
 from gapless.kernels.random import gumbel
-from gapless.kernels.sampling import order_keys, reach_by_bits, reach_in_order
+from gapless.kernels.sampling import order_keys, reach_by_bits, reach_in_order, share_in_floats, share_in_integers
 from gapless.kernels.views import Filters
 
 VOCAB = 151_936
@@ -369,6 +370,19 @@ def test_a_search_by_bits_ends_where_one_in_order_does(vocab):
         found = reach_by_bits(order_keys(logits), amounts, target.clamp(min=1))
         assert torch.equal(found, reach_in_order(order_keys(logits), amounts, target.clamp(min=1)))
         assert torch.equal(found > 0, target.clamp(min=1) <= totals), "it was meant to end at a token"
+
+
+def test_a_share_in_integers_is_the_exact_product_rounded_up():
+    source = torch.Generator().manual_seed(5)
+    shares = (1 - torch.rand(4000, 1, generator=source)) ** torch.randint(1, 12, (4000, 1), generator=source)
+    shares = shares.clamp(min=1e-30)
+    shares[:4, 0] = torch.tensor([1.0, 1.0 - 2.0**-24, 0.5, 1e-30])
+    shifts = torch.randint(0, 55, (4000, 1), generator=source)
+    totals = torch.randint(1, 1 << 61, (4000, 1), generator=source) >> shifts
+    found, rounded = share_in_integers(shares, totals), share_in_floats(shares, totals)
+    pairs = zip(shares.flatten().tolist(), totals.flatten().tolist(), strict=True)
+    assert found.flatten().tolist() == [math.ceil(Fraction(share) * total) for share, total in pairs]
+    assert ((found - rounded).abs() <= 1 + (totals >> 52)).all()
 
 
 @pytest.mark.process

@@ -57,6 +57,20 @@ def test_tiles_are_those_of_the_table(shape, tiles):
     assert [tuple(choose_tiles(shape, gpu)) for gpu in (A100, H200, B200, RTX5090)] == tiles
 
 
+@pytest.mark.parametrize(
+    "shape, tiles",
+    [
+        (FewRowsProduct(16, 6144, 1024), (64, 128, 4, 2, 1)),
+        (InvariantProduct(1, 1024, 3072, 2), (64, 128, 64, 384, 8, 2)),
+        (DecodeAttention(128, 2, 4, many=True, value_bits=8), (16, 64, 4, 2)),
+        (PromptAttention(128, 2, 2, 512), (128, 64, 4, 2)),
+    ],
+    ids=str,
+)
+def test_tiles_for_amd_have_few_stages_threads_and_codes(shape, tiles):
+    assert tuple(choose_tiles(shape, Arch("amd", (9, 4), 304, 64 << 10))) == tiles
+
+
 def test_shapes_of_two_kernels_have_tiles_of_their_own_when_their_numbers_are_equal():
     """Choices are kept by shape, and True is 1."""
     numbers = (64, 2, 4, 1)

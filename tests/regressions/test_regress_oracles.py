@@ -239,7 +239,7 @@ def lifetime_L1_the_host_writes_the_page_table() -> AbstractContextManager[None]
 @pytest.mark.parametrize(("oracle", "mood", "fault"), FAULTS)
 def test_a_missing_protection_is_noticed(oracle, mood, fault, monkeypatch):
     # C++ writes wherever a packet says, so that broken ones are for plain PyTorch.
-    monkeypatch.setattr(oracles, "kernels_for", lambda seed: None)
+    monkeypatch.setattr(oracles, "kernels_for", lambda seed, device: None)
     with fault(), pytest.raises(BROKEN) as caught:
         assert ORACLES[oracle].holds(oracles.play(ORACLES[oracle], ORACLES[oracle].few, 8, mood=mood))
     assert not isinstance(caught.value.__cause__, TypeError), "the fault no longer fits the engine"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import host
-from gapless.device import build, compiling
+from gapless.device import build, compiling, facts
 from gapless.kernels import pages, unpack
 from gapless.kernels.kinds import BLOCK, WeightKind, WeightLayout
 from gapless.kernels.matrix import Linear, Matrix, round_to
@@ -111,7 +111,7 @@ class Product(NamedTuple):
 def product(dtype: torch.dtype = torch.bfloat16) -> Product:
     """Return the fastest usable product in this process. Builds the operators if need be."""
     if load() is None:
-        return Product(f"torch, {torch.backends.cpu.get_cpu_capability().lower()}", "the C++ kernels are not built")
+        return Product(f"torch, {facts.vector_unit()}", "the C++ kernels are not built")
     best = ways(dtype)[0]
     path = torch.ops.gapless.vector_unit() if best is Way.FLOATS else best.name.lower()
     return Product(path, _missing(best) if dtype == torch.bfloat16 else "")

@@ -22,6 +22,7 @@ class MaskKey(NamedTuple):
     def run(self, state: DeviceState, at: Buffers, index: Tensor) -> None:
         """Fetch the masks of the listed rows from their mail, or mark them as late."""
         batch, places = self.drafted
+        at.mail.fetch()
         state.kernels.mask(index[: self.rows], at.rows(batch), state.tables, at.mail.words, places)
 
 
@@ -36,6 +37,7 @@ class ReplyKey(NamedTuple):
         """Write the new tokens and next drafts of the listed rows to their mail."""
         drafts, most = (0, 0) if self.drafts is None else (self.drafts, state.outbox.width - 1)
         state.kernels.reply(index[: self.rows], at.rows(), at.tokens, state.tables, at.mail.words, drafts, most)
+        at.mail.send()
 
 
 class MaskLane(Lane):

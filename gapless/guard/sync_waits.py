@@ -1,36 +1,37 @@
-"""The CUDA half of no_sync: torch's sync debug mode for one thread at a time, and hooks for what that misses.
+"""The half of no_sync for functions that wait: events, streams, the device, collectives, graph capture.
 
-Torch's debug mode is process-wide and either warns or raises on every thread. Here it is set to warn while any region
-is open, and a hook on the warning turns it into a finding of the thread that synchronised, if that one is checked.
-Waits for events, streams and the device, collectives and graph capture are wrapped for as long as a region is open.
+They are wrapped for as long as a region is open, by the rows of the machine's kind of accelerator. Some kinds have
+torch's sync debug mode too, which is process-wide and either warns or raises on every thread. It is set to warn
+meanwhile, and a hook on the warning turns it into a finding of the thread that synchronised, if that one is checked.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 
+from .backends import GENERIC, DeviceKind, Wait, backend
 from .patches import Patches, SharedPatches
-from .sync_rules import COLLECTIVES, CUDA_WAITS
+from .present import accelerator, allocator_stats, definer, module_of, owner_of
+from .sync_rules import COLLECTIVES
 from .watch import ThreadState, current, make_finding
 
-_cuda: Any = torch.cuda
-
-TORCH_WARNING = "called a synchronizing CUDA operation"
+TORCH_WARNING = r"called a synchronizing \w+ operation"
 POLLS_ALLOWED = 50
 """The queries of events from one line, in one region, that do not yet count as a polling loop."""
 
 
 def install(watch: ThreadState) -> None:
-    """Install what one thread needs while it is checked: nothing without CUDA, process groups and a time limit."""
-    if torch.cuda.is_available():
+    """Install what one thread needs while it is checked: no more than is here to wait for."""
+    watch.kinds = kinds_here()
+    if watch.kinds:
         watch.modes.enter_context(_shared.held())
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         watch.modes.enter_context(_collectives.held())
@@ -41,14 +42,14 @@ def install(watch: ThreadState) -> None:
 
 def entered(watch: ThreadState) -> None:
     """Note that a region has begun on this thread."""
-    if torch.cuda.is_available():
+    if any(row.warns for row in watch.kinds):
         _hook_warnings()
-    watch.grown.append(_allocations())
+    watch.grown.append(_allocations(watch.kinds))
 
 
 def leaving(watch: ThreadState, quietly: bool) -> None:
     """Report what shows only at the end of a region; `quietly`, without raising, when an exception is under way."""
-    before, now = watch.grown.pop(), _allocations()
+    before, now = watch.grown.pop(), _allocations(watch.kinds)
     late, watch.late = watch.late, []
     if now != before:
         text = f"{now[0] - before[0]} device and {now[1] - before[1]} pinned allocations or frees"
@@ -57,30 +58,43 @@ def leaving(watch: ThreadState, quietly: bool) -> None:
         watch.deliver(finding, quietly)
 
 
-def _allocations() -> tuple[int, int]:
+def kinds_here() -> list[DeviceKind]:
+    """Return the rows of the accelerators that are here: torch's own, and CUDA, emulated or real."""
+    found = {"cuda"} if torch.cuda.is_available() else set()
+    return [backend(kind) for kind in sorted(found | {accelerator()} - {""})]
+
+
+def _allocations(kinds: Iterable[DeviceKind]) -> tuple[int, int]:
     """Count the calls of the driver by the caching allocators so far: for device memory, for pinned memory."""
-    if not (_cuda.is_initialized() and torch.cuda.is_available()):
-        return 0, 0
-    device, host = _cuda.memory_stats(), _cuda.host_memory_stats()
-    return (
-        device.get("num_device_alloc", 0) + device.get("num_device_free", 0),
-        host.get("num_host_alloc", 0) + host.get("num_host_free", 0),
-    )
+    device = host = 0
+    for row in kinds:
+        stats, pinned = allocator_stats(row, "memory_stats"), allocator_stats(row, "host_memory_stats")
+        device += stats.get("num_device_alloc", 0) + stats.get("num_device_free", 0)
+        host += pinned.get("num_host_alloc", 0) + pinned.get("num_host_free", 0)
+    return device, host
 
 
-def _install_cuda(stack: Patches) -> None:
+def _install_kinds(stack: Patches) -> None:
+    rows = kinds_here()
     stack.enter_context(warnings.catch_warnings())
+    for row in rows:
+        if row.warns:
+            _warn_of_waits(stack, module_of(row))
+    waits = [wait for row in rows for wait in row.all_waits()]
+    _report_waits(stack, (*waits, *GENERIC))
+
+
+def _warn_of_waits(stack: Patches, module: Any) -> None:
     # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
-    before, set_mode = _cuda.get_sync_debug_mode(), _cuda.set_sync_debug_mode
+    before, set_mode = module.get_sync_debug_mode(), module.set_sync_debug_mode
     with warnings.catch_warnings():
         # Torch warns once that the mode is a prototype.
         warnings.simplefilter("ignore")
         set_mode("warn")
     stack.callback(set_mode, before)
-    _report_waits(stack, CUDA_WAITS)
 
 
-_shared = SharedPatches(_install_cuda)
+_shared = SharedPatches(_install_kinds)
 _collectives = SharedPatches(lambda patches: _report_waits(patches, COLLECTIVES))
 
 
@@ -99,7 +113,7 @@ class _Show:
         self._before = before
 
     def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        if TORCH_WARNING not in str(message):
+        if not re.search(TORCH_WARNING, str(message)):
             self._before(message, *args, **kwargs)
             return
         watch = current()
@@ -107,16 +121,14 @@ class _Show:
             watch.flag("device-sync")
 
 
-def owner_of(path: str) -> Any:
-    """The torch module or class of this name, as it is now."""
-    return attrgetter(path.removeprefix("torch."))(torch)
-
-
-def _report_waits(patches: Patches, waits: Iterable[tuple[str, str, str]]) -> None:
-    """Have each of these functions, by module or class and name, report its rule when a checked thread calls it."""
+def _report_waits(patches: Patches, waits: Iterable[Wait]) -> None:
+    """Have each of these functions report its rule when a checked thread calls it. What is not here is left out."""
+    done: set[tuple[int, str]] = set()
     for path, name, rule in waits:
-        if hasattr(owner_of(path), name):
-            patches.wrap(owner_of(path), name, partial(_reported, rule, f"{path}.{name}"))
+        owner = definer(owner_of(path), name)
+        if owner is not None and (id(owner), name) not in done:
+            done.add((id(owner), name))
+            patches.wrap(owner, name, partial(_reported, rule, f"{path}.{name}"))
 
 
 def _reported(rule: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,145 @@
+"""The fake accelerator: a third device for torch, neither CPU nor CUDA, that shows the faults of an engine.
+
+Its streams are threads of the host and its operators run on the CPU's kernels; its memory cannot be read from the host,
+copies are read when the stream gets there, and `delays` holds work back, so that a missing fence gives wrong bytes.
+After `load()` this module is `torch.fake`; tensors are on `device="fake"`, and torch.accelerator is this device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
+
+from gapless.base.errors import ConfigError
+from gapless.device import build
+from gapless.device.accelerator import AcceleratorDevice
+
+FAKE = "fake"
+EXTENSION = "gapless_fake"
+FAKE_SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
+SEED_VARIABLE = "GAPLESS_FAKE_SEED"
+"""Delays by this seed from the start: for child processes."""
+MOST_US = 200
+
+_loading = threading.Lock()
+_native: Any = None
+
+
+def load() -> Any:
+    """Build the device at the first call on this machine, name it, and give it to torch.
+
+    Raises: ConfigError: there is no compiler, or torch's place for such a device is taken.
+    """
+    global _native
+    with _loading:
+        if _native is None:
+            _native = _loaded()
+    return _native
+
+
+def _loaded() -> Any:
+    name = torch._C._get_privateuse1_backend_name()
+    if name not in ("privateuseone", FAKE):
+        raise ConfigError(f"device: fake needs torch's place for a private backend, which {name!r} has: load one only")
+    native = build.module(EXTENSION, FAKE_SOURCES)
+    if native is None:
+        raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
+    rename_privateuse1_backend(FAKE)
+    native.register_graphs()
+    import gapless.testing.fake as this
+
+    torch._register_device_module(FAKE, this)  # type: ignore[no-untyped-call]
+    atexit.register(native.shut_down)
+    if seed := os.environ.get(SEED_VARIABLE):
+        native.delay(int(seed), MOST_US, 2)
+    return native
+
+
+def delays(seed: int | None, most_us: int = MOST_US, lazy: bool | None = None) -> None:
+    """Let streams sleep up to `most_us` microseconds before some of their work, always the same by seed; None ends it.
+
+    A lazy stream does nothing until its work is waited for, or was asked for some times: always (True), never (False),
+    or at times (None).
+    """
+    mood = 2 if lazy is None else int(lazy)
+    load().delay(seed or 0, 0 if seed is None else most_us, 0 if seed is None else mood)
+
+
+def hold(held: bool) -> None:
+    """Keep streams from work that is not waited for, or let them continue."""
+    load().hold(held)
+
+
+def reset() -> None:
+    """Forget the error of the device. Raises RuntimeError while there is work."""
+    load().reset()
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    """Return the name of a new pool of memory for graphs."""
+    pool: tuple[int, int] = load().graph_pool_handle()
+    return pool
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return _native is not None
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(device: Any) -> None:
+    if torch.device(device).index:
+        raise ConfigError(f"device: there is one fake device, fake:0, and no {device}")
+
+
+def synchronize(device: Any = None) -> None:
+    load().drain()
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def manual_seed_all(seed: int) -> None:
+    """Do nothing: random numbers come from the CPU's generator."""
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Graph":
+        return load().Graph
+    raise AttributeError(name)
+
+
+class FakeDevice(AcceleratorDevice):
+    """The record of the fake accelerator."""
+
+    kind = "fake"
+    torch_type = FAKE
+    caps = AcceleratorDevice.caps._replace(captures=True)
+    graph = "Graph"
+    has_run = True
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
+        load()
+        return super().open(threads)
