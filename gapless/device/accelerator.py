@@ -55,7 +55,7 @@ class AcceleratorDevice(Device):
     pins: ClassVar[bool] = True
     """Whether copies need pinned memory; else the host's memory is the device's too"""
     times: ClassVar[bool] = True
-    """Whether events have times; else a fence has the time at which the host saw it as passed"""
+    """Whether events have times; else a fence has the time of the host when it was seen as passed"""
     one_queue: ClassVar[bool] = False
     """Whether there is but one stream, which all streams of the device then are"""
     missing: ClassVar[tuple[str, ...]] = ()

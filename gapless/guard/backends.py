@@ -34,7 +34,7 @@ GENERIC: tuple[Wait, ...] = (
 """Waits on any kind (torch/accelerator/__init__.py, memory.py and graphs.py; torch/csrc/Stream.cpp, Event.cpp)."""
 
 
-class Backend(NamedTuple):
+class DeviceKind(NamedTuple):
     """One kind of accelerator."""
 
     type: str
@@ -65,16 +65,16 @@ def _captures(graph: str) -> tuple[Wait, ...]:
     return ((graph, "capture_begin", "graph-capture"), ("graph", "__enter__", "graph-capture"))
 
 
-KINDS_OF_DEVICES: dict[str, Backend] = {one.type: one for one in (
+KINDS_OF_DEVICES: dict[str, DeviceKind] = {one.type: one for one in (
     # torch/cuda/__init__.py, streams.py, graphs.py; c10/cuda/CUDAFunctions.cpp has the warning.
-    Backend("cuda", _captures("CUDAGraph"), graphs=("CUDAGraph",), warns=True),
+    DeviceKind("cuda", _captures("CUDAGraph"), graphs=("CUDAGraph",), warns=True),
     # torch/xpu/__init__.py, streams.py, graphs.py (XPUGraph since torch 2.12). A non-blocking upload of pageable memory
     # goes through pinned memory that torch allocates: intel/torch-xpu-ops, src/ATen/native/xpu/Copy.cpp, _copy_xpu.
-    Backend("xpu", _captures("XPUGraph"), graphs=("XPUGraph",), pageable="staged"),
+    DeviceKind("xpu", _captures("XPUGraph"), graphs=("XPUGraph",), pageable="staged"),
     # Ascend/pytorch: torch_npu/npu/__init__.py, streams.py, graphs.py; utils.py: get_npu_overflow_flag reads a
     # tensor; csrc/core/npu/NPUFunctions.cpp has the warning. Blocking copies begin with aclrtSynchronizeStream
     # (csrc/aten/ops/op_api/CopyKernelOpApi.cpp). ExternalEvent orders streams and has nothing that waits.
-    Backend(
+    DeviceKind(
         "npu", (
             *_captures("NPUGraph"), ("SyncLaunchStream", "synchronize", "stream-wait"),
             ("", "host_empty_cache", "empty-cache"), ("", "empty_virt_addr_cache", "empty-cache"),
@@ -86,22 +86,22 @@ KINDS_OF_DEVICES: dict[str, Backend] = {one.type: one for one in (
     # HabanaAI/gaudi-pytorch-bridge: python_packages/habana_frameworks/torch/hpu/__init__.py, streams.py, events.py,
     # graphs.py. Its set_sync_debug_mode is another thing: it turns asynchronous streams on or off. mark_step launches
     # and waits for no device (docs.habana.ai, PyTorch/Reference/mark_step), so it is not here.
-    Backend(
+    DeviceKind(
         "hpu", (("HPUGraph", "capture_begin", "graph-capture"),), graphs=("HPUGraph",),
         package="habana_frameworks.torch",
     ),
     # torch/mps/__init__.py and event.py: one stream, which has no class. elapsed_time waits for both events
     # (aten/src/ATen/mps/MPSEvent.mm, elapsedTime), empty_cache for the stream (MPSAllocator.mm,
     # release_cached_buffers). Copies wrap the host's own pages (native/mps/operations/Copy.mm).
-    Backend("mps", (("Event", "elapsed_time", "event-wait"),), streams=(), pageable="shared"),
+    DeviceKind("mps", (("Event", "elapsed_time", "event-wait"),), streams=(), pageable="shared"),
     # gapless/testing/native: operators run on the host's own cores, and launching one may take long.
-    Backend("fake", (("Graph", "capture_begin", "graph-capture"),), graphs=("Graph",), times=False),
+    DeviceKind("fake", (("Graph", "capture_begin", "graph-capture"),), graphs=("Graph",), times=False),
 )}  # fmt: skip
 """The kinds with a row of their own. Each names the files that it was read from."""
 
 HOST_TYPES = ("cpu", "meta")
 
 
-def backend(kind: str) -> Backend:
+def backend(kind: str) -> DeviceKind:
     """Return the row of a device type, or one with the common names alone."""
-    return KINDS_OF_DEVICES.get(kind) or Backend(kind)
+    return KINDS_OF_DEVICES.get(kind) or DeviceKind(kind)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .backends import HOST_TYPES, KINDS_OF_DEVICES, Backend, backend
+from .backends import HOST_TYPES, KINDS_OF_DEVICES, DeviceKind, backend
 
 OFFERS = "gapless.devices"
 """Packages offer devices by these entry points; a module's function `load` registers its backend."""
@@ -45,18 +45,18 @@ def definer(owner: Any, name: str) -> Any:
     return owner if hasattr(owner, name) else None
 
 
-def module_of(row: Backend) -> Any:
+def module_of(row: DeviceKind) -> Any:
     """Return the module of a kind, such as torch.xpu, or None where torch does not have it."""
     return getattr(torch, row.type, None)
 
 
-def classes_of(row: Backend, names: Iterable[str]) -> list[Any]:
+def classes_of(row: DeviceKind, names: Iterable[str]) -> list[Any]:
     """Return the classes of a kind's module that have these names and exist."""
     module = module_of(row)
     return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
-def allocator_stats(row: Backend, name: str) -> dict[str, int]:
+def allocator_stats(row: DeviceKind, name: str) -> dict[str, int]:
     """Return an allocator's figures, none for a kind that does not count or is not in use yet."""
     module = module_of(row)
     if not getattr(module, "is_initialized", lambda: True)():

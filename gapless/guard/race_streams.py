@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import marks, race_ops
-from .backends import Backend
+from .backends import DeviceKind
 from .patches import Patches
 from .present import classes_of, definer, module_of
 from .race_agents import Actor, Agent, GroupProgram, VectorClock
@@ -82,7 +82,7 @@ def _capturing(module: Any) -> Callable[[], bool]:
 class StreamWatch:
     """Wraps the methods of streams and events of one kind of accelerator while the checker is active."""
 
-    def __init__(self, checker: RaceState, row: Backend) -> None:
+    def __init__(self, checker: RaceState, row: DeviceKind) -> None:
         self._checker = checker
         self._row = row
         self._module = module_of(row)

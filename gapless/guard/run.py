@@ -84,10 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = check_files(options)
         if not (options.module or Path(options.program).exists()):
             raise ValueError(f"{options.program} is not there")
+        emulates = _emulates_cuda(options)
         if options.device:
             choose(options.device)
         detectors = Detectors(
-            names, regions=options.regions, emulate_cuda=_emulates_cuda(options), seed=options.seed,
+            names, regions=options.regions, emulate_cuda=emulates, seed=options.seed,
             allows=allowances(options.suppress, options.suppressions),
         )  # fmt: skip
     except ValueError as error:

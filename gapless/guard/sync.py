@@ -34,7 +34,7 @@ class Region(Scope, ContextDecorator):
         watch = current()
         if watch is None:
             watch = ThreadState()
-            know_methods()
+            know_methods(accelerator())
             sync_waits.install(watch)
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(callbacks.watched())

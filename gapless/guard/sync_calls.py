@@ -7,6 +7,7 @@ and marked.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable
@@ -204,20 +205,13 @@ def _moving(kind: str) -> CallHandler:
     return move
 
 
-def know_methods() -> None:
+@functools.cache
+def know_methods(here: str) -> None:
     """Take in the methods of tensors that copy to a device: a backend adds its own when it is registered."""
-    here = accelerator()
-    if here in _methods_of:
-        return
-    _methods_of.add(here)
     for kind in {*KINDS_OF_DEVICES, here or "cuda"}:
         method = getattr(Tensor, kind, None)
         if method is not None and method not in _HANDLERS:
             _HANDLERS[method] = _moving(kind)
-
-
-_methods_of: set[str] = set()
-"""The accelerators whose methods are known."""
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:

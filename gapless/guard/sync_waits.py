@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .backends import GENERIC, Backend, Wait, backend
+from .backends import GENERIC, DeviceKind, Wait, backend
 from .patches import Patches, SharedPatches
 from .present import accelerator, allocator_stats, definer, module_of, owner_of
 from .sync_rules import COLLECTIVES
@@ -58,13 +58,13 @@ def leaving(watch: ThreadState, quietly: bool) -> None:
         watch.deliver(finding, quietly)
 
 
-def kinds_here() -> list[Backend]:
+def kinds_here() -> list[DeviceKind]:
     """Return the rows of the accelerators that are here: torch's own, and CUDA, emulated or real."""
     found = {"cuda"} if torch.cuda.is_available() else set()
     return [backend(kind) for kind in sorted(found | {accelerator()} - {""})]
 
 
-def _allocations(kinds: Iterable[Backend]) -> tuple[int, int]:
+def _allocations(kinds: Iterable[DeviceKind]) -> tuple[int, int]:
     """Count the calls of the driver by the caching allocators so far: for device memory, for pinned memory."""
     device = host = 0
     for row in kinds:

@@ -19,7 +19,7 @@ from torch.overrides import resolve_name
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
-from .backends import Backend
+from .backends import DeviceKind
 from .mends import mend
 from .patches import holding
 from .report import Finding, SyncReport
@@ -113,7 +113,7 @@ class ThreadState:
         """The allocators' counters at the beginning of each region."""
         self.by_marks = False
         """Whether device tensors are the marked ones and no call is timed: then a call may go the short way."""
-        self.kinds: list[Backend] = []
+        self.kinds: list[DeviceKind] = []
         """The accelerators that are here."""
         self._polls: Counter[Frame] = Counter()
         self._predicate: Predicate | None = None

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from gapless import guard
-from gapless.guard import lint, present
-from gapless.guard.backends import GENERIC, KINDS_OF_DEVICES, Backend, backend
+from gapless.guard import lint, present, run
+from gapless.guard.backends import GENERIC, KINDS_OF_DEVICES, DeviceKind, backend
 
 OWN_MODULES = ("cuda", "xpu", "mps")
 """Kinds whose modules torch itself has on every machine."""
 NEWER = {("torch.accelerator.Graph", "capture_begin"), ("torch.accelerator.Graph", "__enter__")}
 """What older versions of torch lack."""
-ROWS = [*KINDS_OF_DEVICES.values(), Backend("other")]
+ROWS = [*KINDS_OF_DEVICES.values(), DeviceKind("other")]
 
 
-def stand_in(row: Backend) -> ModuleType:
+def stand_in(row: DeviceKind) -> ModuleType:
     """Return a module with what a row names; each function and method notes its call and gives its own name."""
     module = ModuleType(f"torch.{row.type}")
     module.calls = []
@@ -132,3 +132,15 @@ def test_a_device_that_is_not_there_is_refused_with_what_to_use(kind, said):
     with pytest.raises(ValueError, match="--device-tensors cuda emulates") as caught:
         present.choose(kind)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("--device", "xpu"), "--device xpu: torch.xpu.is_available() is False here; --device-tensors cuda emulates CUDA"),
+    (("--device", "xpu", "--device-tensors", "cuda"), "--device-tensors is for a machine without an accelerator"),
+])  # fmt: skip
+def test_san_ends_with_one_sentence_for_a_device_that_it_cannot_watch(flags, said, tmp_path, capsys):
+    program = tmp_path / "program.py"
+    program.write_text("print('ran')\n")
+    assert run.main([*flags, str(program)]) == run.EXIT_USAGE
+    out = capsys.readouterr()
+    assert f"gapless san: error: {said}" in out.err and out.out == ""
