@@ -85,6 +85,11 @@ def test_llm_on_the_fake_gives_the_cpu_s_tokens(how):
         steps = llm.stats().steps
         assert steps.steps > steps.graph_steps and (steps.graph_steps > 0) != how.get("enforce_eager", False)
         assert steps.captures_refused == 0
+        if not how:
+            greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+            llm.generate(PROMPTS, greedy, use_tqdm=False)
+            after = llm.stats().steps
+            assert after.graph_misses == steps.graph_misses and after.graph_steps >= steps.graph_steps + 14
 
 
 @pytest.mark.seeds
