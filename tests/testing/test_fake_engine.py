@@ -87,9 +87,9 @@ def test_llm_on_the_fake_gives_the_cpu_s_tokens(how):
         assert steps.captures_refused == 0
         if not how:
             greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-            llm.generate(PROMPTS, greedy, use_tqdm=False)
-            after = llm.stats().steps
-            assert after.graph_misses == steps.graph_misses and after.graph_steps >= steps.graph_steps + 14
+            passes = [(llm.generate(PROMPTS, greedy, use_tqdm=False), llm.stats().steps)[1] for _ in range(3)]
+            assert passes[2].graph_misses == passes[1].graph_misses
+            assert passes[2].graph_steps >= passes[1].graph_steps + 14
 
 
 @pytest.mark.seeds
