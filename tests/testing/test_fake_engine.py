@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineError
 from gapless.base.records import Request
+from gapless.engine.core import EngineCore
 from gapless.engine.wiring import build_core
 from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.testing import fake
@@ -37,6 +38,10 @@ ASKS: tuple[dict[str, Any], ...] = (
 )
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 2}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def eager_core() -> EngineCore:
+    return build_core(EngineConfig("demo", device="fake", **OPTIONS, enforce_eager=True))
 
 
 def tokens(llm: LLM) -> list[list[int]]:
@@ -80,6 +85,11 @@ def test_llm_on_the_fake_gives_the_cpu_s_tokens(how):
         steps = llm.stats().steps
         assert steps.steps > steps.graph_steps and (steps.graph_steps > 0) != how.get("enforce_eager", False)
         assert steps.captures_refused == 0
+        if not how:
+            greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+            passes = [(llm.generate(PROMPTS, greedy, use_tqdm=False), llm.stats().steps)[1] for _ in range(3)]
+            assert passes[2].graph_misses == passes[1].graph_misses
+            assert passes[2].graph_steps >= passes[1].graph_steps + 14
 
 
 @pytest.mark.seeds
@@ -162,8 +172,8 @@ def test_no_buffer_of_an_engine_on_the_fake_is_used_without_an_order():
 @pytest.mark.raced
 def test_a_host_that_does_not_wait_for_the_token_copy_is_a_race_on_the_fake(monkeypatch):
     fake.load()
-    with loops_under_no_race("record") as checker, LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
-        launcher = cast(Any, llm._core).loop.launcher
+    with loops_under_no_race("record") as checker, LLM(core=(core := eager_core())) as llm:
+        launcher = core.loop.launcher
         enqueue = launcher.enqueue
 
         def with_the_wrong_fence(*args: Any) -> Any:
@@ -183,8 +193,8 @@ def out_of_range(at: torch.device) -> None:
 
 
 def test_a_kernel_that_fails_ends_the_engine_with_its_text():
-    with LLM("demo", device="fake", **OPTIONS, enforce_eager=True) as llm:
-        device = cast(Any, llm._core).loop.device
+    with LLM(core=(core := eager_core())) as llm:
+        device = core.loop.device
         device.compute.launch(out_of_range, device.torch_device)
         with pytest.raises(EngineError, match="index out of range"):
             tokens(llm)
