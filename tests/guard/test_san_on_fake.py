@@ -27,6 +27,7 @@ KINDS = [
     "callbacks/named_tensor",
     "callbacks/nan_mode",
     "callbacks/quantized_weight",
+    "orders/polled_results",
     "orders/served_result",
     "orders/woken_by_flag",
     "pinned/staging_per_step",
@@ -39,6 +40,7 @@ KINDS = [
     "waits/query_ignored",
     "waits/recorded_storage",
     "waits/resized_storage",
+    "waits/resized_tensor",
 ]
 """The pairs of kinds that make sense on any device, and whose operators the fake has."""
 
