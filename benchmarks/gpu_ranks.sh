@@ -3,7 +3,7 @@
 # the results in $OUT. The most telling first: where a step fails, the next ones tell why or need no answer.
 set -u
 OUT=${OUT:-.}
-export PYTHONPATH=.:benchmarks CUDA_MPS_PIPE_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps CUDA_MPS_LOG_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps-log
+export PYTHONPATH=.:benchmarks:${PYTHONPATH:-} CUDA_MPS_PIPE_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps CUDA_MPS_LOG_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps-log
 
 step() { # seconds, name, command
     seconds=$1 name=$2

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Checks and measurements that need one GPU, in four calls of under ten minutes, the most telling first:
-# `sh benchmarks/gpu_session.sh 1 [SECONDS]` to 4, with the results in $OUT. A part that hangs or fails costs itself alone.
+# `sh benchmarks/gpu_session.sh 1 [SECONDS]` to 4, with the results in $OUT. A part that hangs or fails costs itself
+# alone. `sh benchmarks/gpu_session.sh tests SECONDS FILES` runs these tests.
 # .whl/ may have wheels that the GPU's machine lacks, and before.tgz, another gapless that call 1 measures as well
 # (`git archive --prefix=before/ COMMIT gapless | gzip > .whl/before.tgz`).
 set -u
@@ -70,8 +71,12 @@ case ${1:-} in
     step 110 8 rows-8B-fp8 python benchmarks/rows.py --size 8B --rows 1 32 256 --rounds 2 --quantization fp8
     step 320 40 ranks-tp sh benchmarks/gpu_ranks.sh 2
     ;;
+tests) # chosen files
+    shift 2
+    tests 560 chosen 12 "$@"
+    ;;
 *)
-    echo "usage: sh benchmarks/gpu_session.sh 1|2|3|4 [SECONDS]" && exit 2
+    echo "usage: sh benchmarks/gpu_session.sh 1|2|3|4 [SECONDS] | tests SECONDS FILES" && exit 2
     ;;
 esac
 [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ] && echo quit | nvidia-cuda-mps-control

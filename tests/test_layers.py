@@ -69,10 +69,26 @@ EXTRA_LIBRARIES |= {
     "offload/tiers/redis_links.py": {"redis"},
 }
 
-KINDS = {"cpu", "cuda", "sim"}
+KINDS = {
+    *("cpu", "cuda", "hip", "rocm", "xpu", "npu", "ascend", "hpu", "gaudi", "mps", "xla", "accelerator", "privateuse1"),
+    *("sim", "fake"),
+}
+OF_KINDS = re.compile(rf"({'|'.join(KINDS)})(:.*)?|.*(CUDA|HIP|ROCM|ASCEND|HABANA)_[A-Z_]+", re.IGNORECASE)
+"""Texts that name a kind of device, one device of it, or a variable of its environment"""
+CLASSES_OF_KINDS = {"CpuDevice", "CudaDevice", "SimDevice", "FakeDevice"}
 ASKS_FOR_KINDS = {"device", "guard"}
-NAMES_KINDS = {"server/logs.py"}
-"""Files whose texts for users depend on the kind of device"""
+"""device/ is the room of the kinds; guard/ checks any PyTorch program, and has torch's device types as data."""
+NAMES_KINDS = {
+    "base/config.py": "the values that --device takes",
+    "base/spellings.py": "llama.cpp's -ngl 0 is written --device cpu",
+    "base/variables.py": "the variables of others that the manual lists",
+    "comm/cuda.py": "the group of CUDA's devices, which only capability sums leads to",
+    "lab/environment.py": "the processor's name in a report",
+    "lab/report_pages.py": "the processor's name in a report",
+    "server/samples.py": "the processors' share of time in the live page",
+    "testing/": "the kit's own devices, and scenarios on them",
+}
+"""Files and folders that name kinds, and why"""
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
@@ -255,22 +271,35 @@ def library_violations(root: Path) -> list[str]:
 
 
 def kind_violations(root: Path) -> list[str]:
-    """Return the comparisons with a device's kind: other rooms ask its `caps` what it can do."""
+    """Return the places that name a kind of device: other rooms ask its `caps`, and functions of `device/facts.py`."""
     found = []
     for path in source_files(root):
         within = path.relative_to(root / PACKAGE)
-        if within.parts[0] not in ASKS_FOR_KINDS and within.as_posix() not in NAMES_KINDS:
-            asked = [node for node in house.nodes(path) if isinstance(node, ast.Compare) and _names_kind(node)]
-            found += [f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}" for node in asked]
+        if within.parts[0] in ASKS_FOR_KINDS or within.as_posix().startswith(tuple(NAMES_KINDS)):
+            continue
+        named = [node for node in house.nodes(path) if _names_kind(node)]
+        found += [f"{path.relative_to(root)}:{getattr(node, 'lineno', 1)}: {ast.unparse(node)}" for node in named]
     return found
 
 
-def _names_kind(node: ast.Compare) -> bool:
-    """Whether a kind is compared with, or a device's own."""
-    parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
-    owners = [ast.unparse(part.value) for part in parts if isinstance(part, ast.Attribute) and part.attr == "kind"]
-    named = any(isinstance(part, ast.Constant) and part.value in KINDS for part in parts)
-    return named or any(owner.endswith("device") for owner in owners)
+def _names_kind(node: ast.AST) -> bool:
+    """Whether a kind is written down, a part of torch for one is used, or a device's own kind is compared."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and OF_KINDS.fullmatch(node.value) is not None
+    if isinstance(node, ast.Attribute):
+        part = node.attr in KINDS and ast.unparse(node.value).split(".")[0] == "torch"
+        return part or (node.attr.startswith("is_") and node.attr.removeprefix("is_") in KINDS)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        names = [alias.name for alias in node.names]
+        full = [f"{node.module}.{name}" for name in names] if isinstance(node, ast.ImportFrom) else names
+        return bool(CLASSES_OF_KINDS & {*names}) or any(
+            name.startswith("torch.") and {*name.split(".")} & KINDS for name in full
+        )
+    if isinstance(node, ast.Compare):
+        sides = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+        asked = [part for part in sides if isinstance(part, ast.Attribute) and part.attr in ("kind", "type")]
+        return any(ast.unparse(part.value).endswith("device") for part in asked)
+    return False
 
 
 def import_graph(root: Path, typing: bool = False) -> dict[str, set[str]]:
@@ -356,8 +385,14 @@ def test_core_rooms_use_torch_and_numpy_alone() -> None:
     assert library_violations(ROOT) == []
 
 
-def test_devices_are_asked_what_they_can_and_not_for_their_kind() -> None:
+def test_no_room_but_the_devices_own_names_a_kind_of_device() -> None:
     assert kind_violations(ROOT) == []
+
+
+def test_every_place_that_may_name_a_kind_does() -> None:
+    for name in NAMES_KINDS:
+        files = [path for path in source_files(ROOT) if path.relative_to(ROOT / PACKAGE).as_posix().startswith(name)]
+        assert any(_names_kind(node) for path in files for node in house.nodes(path)), name
 
 
 def test_files_and_functions_keep_their_size_budget() -> None:
@@ -442,11 +477,27 @@ def test_planted_libraries_cycles_and_sizes_are_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["rows = 4 if device.kind != 'x' else 2", "if name in ('cpu', 'npu'): pass", "x = y.device.type == 'cuda'"]
+    "line",
+    [
+        "rows = 4 if device.kind != 'x' else 2",
+        "if name in (names, 'npu'): pass",
+        "x = y.device.type == other",
+        "x = torch.zeros(1, device='cuda:1')",
+        "_LIBRARY.impl('draw', draw, 'CUDA')",
+        "x = ROWS['xpu']",
+        "x = torch.cuda.current_stream()",
+        "x = torch.version.hip",
+        "x = y.is_cuda",
+        "x = os.environ['CUDA_VISIBLE_DEVICES']",
+        "from torch import xpu",
+        "import torch.mps.profiler",
+        "from gapless.device import Caps, CudaDevice",
+    ],
 )
 def test_a_planted_question_for_a_kind_is_caught(tmp_path: Path, line: str) -> None:
     _plant(tmp_path, "device/a.py", line)
-    _plant(tmp_path, "engine/a.py", "info = device.kind\ngood = form.kind == 'json'\n")
+    fine = ("info = device.kind", "good = form.kind == 'json'", "HELP = 'a CPU, or CUDA'", "x = y.to(device=device)")
+    _plant(tmp_path, "engine/a.py", "\n".join(fine))
     assert kind_violations(tmp_path) == []
     _plant(tmp_path, "engine/a.py", line)
     assert len(kind_violations(tmp_path)) == 1

@@ -21,7 +21,8 @@ DEMO_MODEL = "demo"
 KV_DTYPES = ("auto", "fp8", "k8v4")
 """Served name of the model embedded in the package."""
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "rocm", "xpu", "ascend", "npu", "gaudi", "hpu", "mps")
+"""The devices of `--device`, by the names of their records or of torch's types"""
 GENERAL = "accelerator:"
 """Prefix of a type of torch's, which then runs by nothing but the things that all accelerators share"""
 DEVICE_PLUG_INS = "gapless.devices"
@@ -175,7 +176,9 @@ class EngineConfig:
     )
 
     device: str = _device(
-        "auto", "where steps run: auto, cpu, cuda or a plug-in's name; auto takes CUDA if there is one"
+        "auto",
+        "where steps run: cpu, cuda, rocm, xpu, ascend, gaudi, mps, a plug-in's name, or accelerator:TYPE for any type "
+        "of torch's; auto takes the accelerator that torch sees, else the CPU",
     )
     threads: int = _device(0, "CPU threads of the compute stream of each rank; 0 chooses", low=0, high=1024)
     tensor_parallel_size: int = _device(

@@ -62,11 +62,11 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         ("libraries", libraries),
         ("machine", machine),
         ("memory", memory),
-        ("cuda", cuda),
+        ("accelerators", accelerators),
         ("native", native),
         ("port", lambda: free_port(port)),
         ("demo model", demo_model),
-        ("cpu device", lambda: device("cpu")),
+        ("devices", lambda: devices(config)),
         ("hub", hub),
     ]
     if config is not None:
@@ -129,22 +129,19 @@ def memory() -> Iterator[Check]:
     yield Check("memory", status, f"{free / 2**30:.1f} GiB available of {total / 2**30:.1f} GiB")
 
 
-def cuda() -> Iterator[Check]:
-    import torch
+def accelerators() -> Iterator[Check]:
+    """Report the accelerators that torch sees, by name and memory."""
+    from gapless.device import facts, gpus, seen_class
 
-    from gapless.device import gpus
-
-    found = gpus()
-    for index, (name, size) in enumerate(found):
-        yield Check(f"cuda {index}", "ok", f"{name}, {size / 2**30:.1f} GiB, CUDA {torch.version.cuda}")
-    if found:
-        return
-    if torch.version.cuda:
-        yield Check(
-            "cuda", "warn", f"torch is built for CUDA {torch.version.cuda} but sees no device; steps run on the CPU"
-        )
+    found, built = seen_class(), facts.built_for()
+    if found is not None:
+        for index, (name, size) in enumerate(gpus()):
+            parts = (name, f"{size / 2**30:.1f} GiB" * bool(size), built)
+            yield Check(f"{found.kind} {index}", "ok", ", ".join(filter(None, parts)))
+    elif built:
+        yield Check("accelerators", "warn", f"torch is built for {built} but sees no device; steps run on the CPU")
     else:
-        yield Check("cuda", "ok", "none: torch is built for the CPU, steps run there")
+        yield Check("accelerators", "ok", "none: torch sees none, steps run on the CPU")
 
 
 def native() -> Iterator[Check]:
@@ -337,28 +334,8 @@ def weights(directory: Path, model: ModelConfig) -> Check:
     return Check("weights", "ok", f"{count} tensors are read" + (f"; not read: {', '.join(rest)}" if rest else ""))
 
 
-def device(kind: str) -> Iterator[Check]:
-    """Sends numbers to the device and back, over two streams and a fence."""
-    import torch
+def devices(config: EngineConfig | None) -> Iterator[Check]:
+    """Report each device that is here, and the one that `config` names."""
+    from gapless.cli.device_report import device_rows
 
-    from gapless.device import open_device
-
-    device = open_device(kind, threads=1)
-    try:
-        there, back = device.ring(2, 64).slots
-        there.array[:] = range(64)
-        numbers = torch.empty(64, dtype=torch.uint8, device=device.torch_device)
-
-        def bump() -> None:
-            device.upload(numbers, there.tensor)
-            numbers.add_(1)
-
-        device.compute.launch(bump)
-        device.token_out.after(device.compute.record())
-        device.token_out.launch(lambda: device.download(back.tensor, numbers))
-        device.drain()
-        right = back.array.tolist() == list(range(1, 65))
-    finally:
-        device.close()
-    text = "numbers went out, were changed, and came back over two streams"
-    yield Check(f"{kind} device", "ok" if right else "fail", text if right else f"{text}, but wrong")
+    yield from (Check(*line) for line in device_rows(config.device if config else "auto"))

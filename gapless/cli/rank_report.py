@@ -13,6 +13,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.progress import in_bytes
 from gapless.base.share import Share
 from gapless.cli.model_report import ITEM_BYTES, kv_bytes
+from gapless.comm.join import check_sums
 from gapless.device import device_class, gpus, reaches
 from gapless.kernels.kv import KVFormat
 from gapless.model.config import ModelConfig
@@ -31,10 +32,16 @@ def rank_rows(config: EngineConfig, model: ModelConfig) -> Iterator[Line]:
     except ConfigError as error:
         yield "ranks", "fail", f"refused: {error}"
         return
+    found = device_class(config.device)
+    try:
+        check_sums(found.kind, found.caps)
+    except ConfigError as error:
+        yield "ranks", "fail", f"refused: {error}"
+        return
     for rank in range(world):
         yield f"rank {rank}", "ok", share_text(config, model, Share(rank, world))
     yield "refused", "ok", "with several ranks: " + "; ".join(f"{name}, {why}" for name, _, why in NEEDS_ONE_RANK)
-    yield from _gpu_rows(config.devices) if device_class(config.device).caps.own_memory else _cpu_rows(world)
+    yield from _gpu_rows(config.devices) if found.caps.own_memory else _cpu_rows(world)
 
 
 def share_text(config: EngineConfig, model: ModelConfig, share: Share) -> str:

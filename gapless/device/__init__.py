@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from gapless.base.config import DEVICE_PLUG_INS, DEVICES, GENERAL
 from gapless.base.errors import ConfigError
 from gapless.base.plug_ins import check_name, load
 from gapless.device.accelerator import AcceleratorDevice
+from gapless.device.accelerator_stream import torch_accelerator
+from gapless.device.accelerators import ACCELERATORS
 from gapless.device.cpu import CpuDevice
 from gapless.device.cuda import CudaDevice
-from gapless.device.facts import make_current
 from gapless.device.ring import Fence, Ring, RingSlot
 from gapless.device.seam import Caps, Device, Graph, Program, Stream
 
@@ -26,27 +29,60 @@ __all__ = [
     "Ring",
     "RingSlot",
     "Stream",
+    "classes_here",
     "device_class",
     "gpus",
     "open_device",
     "reaches",
+    "seen_class",
 ]
 
 
 def device_class(name: str) -> type[Device]:
-    """Return the class of auto, cpu, cuda, accelerator:TYPE (TYPE as torch names it) or a plug-in's device; auto takes
-    CUDA if torch sees a device.
+    """Return the class of the device with this name: auto, cpu, cuda, a record's or torch's name for its type,
+    accelerator:TYPE (TYPE as torch names it), or a plug-in's. auto takes the accelerator that torch sees, else the CPU.
 
     Raises:
         ConfigError: the name is unknown, or its package cannot be imported.
     """
     if name.startswith(GENERAL):
-        return AcceleratorDevice.of(name.removeprefix(GENERAL))
-    own: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+        return AcceleratorDevice.of(_known_type(name.removeprefix(GENERAL)))
     check_name("device", name, DEVICES, DEVICE_PLUG_INS)
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return own.get(name) or load(DEVICE_PLUG_INS, name, "device")
+        return seen_class() or CpuDevice
+    own: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, **ACCELERATORS}
+    return own.get(name) or _record_of(name) or load(DEVICE_PLUG_INS, name, "device")
+
+
+def seen_class() -> type[AcceleratorDevice] | None:
+    """Return the class of the accelerator that torch sees: its record, else the general class; None if it sees none."""
+    seen = torch_accelerator.current_accelerator(check_available=True)
+    if seen is None:
+        return None
+    if seen.type == CudaDevice.torch_type:
+        return ACCELERATORS["rocm"] if torch.version.hip else CudaDevice
+    return _record_of(seen.type) or AcceleratorDevice.of(seen.type)
+
+
+def classes_here(asked: str = "auto") -> dict[str, type[Device]]:
+    """Return the classes of the CPU, of the accelerator that torch sees, and of the name `asked`, by their names; of
+    two of one kind the latter. Raises as `device_class`."""
+    by_kind = {found.kind: (name, found) for name in ("cpu", "auto", asked) for found in (device_class(name),)}
+    return dict(by_kind.values())
+
+
+def _record_of(torch_type: str) -> type[AcceleratorDevice] | None:
+    return next((record for record in ACCELERATORS.values() if record.torch_type == torch_type), None)
+
+
+def _known_type(torch_type: str) -> str:
+    """Return a type of torch's. Raises ConfigError for another name."""
+    with suppress(RuntimeError):
+        if torch.device(torch_type).type == torch_type:
+            return torch_type
+    raise ConfigError(
+        f"device: torch has no type {torch_type!r}: give accelerator:TYPE one of its own, such as accelerator:xpu"
+    )
 
 
 def open_device(name: str = "auto", threads: int = 0, number: int = 0) -> Device:
@@ -55,19 +91,22 @@ def open_device(name: str = "auto", threads: int = 0, number: int = 0) -> Device
     Raises as `device_class` and `Device.open`.
     """
     found = device_class(name)
-    if number and found is CudaDevice:
-        if number >= len(gpus()):
-            raise ConfigError(f"device_ids: there is no CUDA device {number}, torch sees {len(gpus())}")
-        make_current(number)
+    if number and issubclass(found, AcceleratorDevice):
+        if number >= (count := torch_accelerator.device_count()):
+            raise ConfigError(f"device_ids: there is no {found.kind} device {number}, torch sees {count}")
+        found.make_current(torch.device(found.torch_type, number))
     return found.open(threads)
 
 
 def gpus() -> list[tuple[str, int]]:
-    """Name and total bytes of every CUDA device that torch sees; for people to read."""
-    if not torch.cuda.is_available():
+    """Name and total bytes of every accelerator that torch sees, 0 if its backend does not give them; for people to
+    read."""
+    found = seen_class()
+    if found is None:
         return []
-    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [(facts.name, facts.total_memory) for facts in every]
+    read = getattr(torch.get_device_module(found.torch_type), "get_device_properties", lambda number: None)
+    every = [read(number) for number in range(torch_accelerator.device_count())]
+    return [(getattr(facts, "name", found.kind), getattr(facts, "total_memory", 0)) for facts in every]
 
 
 def reaches(one: int, other: int) -> bool:

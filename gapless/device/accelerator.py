@@ -25,10 +25,11 @@ from gapless.device.accelerator_stream import (
     AcceleratorWorker,
     Common,
     CurrentStream,
-    accelerator,
+    torch_accelerator,
 )
 from gapless.device.event_clock import EventClock
 from gapless.device.fault import Fault
+from gapless.device.probe import admit
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import PAGE_BYTES, Fence, Ring, copy
 from gapless.device.seam import ATTENDANT, Caps, Device, Program
@@ -109,12 +110,13 @@ class AcceleratorDevice(Device):
 
     @classmethod
     def open(cls, threads: int) -> AcceleratorDevice:
-        seen = accelerator.current_accelerator(check_available=True)
+        seen = torch_accelerator.current_accelerator(check_available=True)
         if seen is None or seen.type != cls.torch_type:
             here = f"torch sees {seen.type}" if seen else "torch sees none"
             raise ConfigError(
                 f"device: there is no accelerator of the type {cls.torch_type} here, {here}: use --device auto"
             )
+        admit(cls, cls.current())
         return cls()
 
     # A backend may spell these otherwise.
@@ -122,12 +124,12 @@ class AcceleratorDevice(Device):
     @classmethod
     def current(cls) -> torch.device:
         """Return the calling thread's current device."""
-        return torch.device(cls.torch_type, accelerator.current_device_index())
+        return torch.device(cls.torch_type, torch_accelerator.current_device_index())
 
     @staticmethod
     def make_current(device: torch.device) -> None:
         """Make the calling thread launch on this device."""
-        accelerator.set_device_index(device)
+        torch_accelerator.set_device_index(device)
 
     @classmethod
     def new_stream(cls, device: torch.device, priority: int) -> Any:
@@ -153,7 +155,7 @@ class AcceleratorDevice(Device):
         """Return a graph, and what begins its capture on the current stream. Other threads may use the device
         meanwhile."""
         if not self.graph:
-            raw = accelerator.Graph(pool=self._pool, capture_error_mode="thread_local")
+            raw = torch_accelerator.Graph(pool=self._pool, capture_error_mode="thread_local")
             return raw, raw.capture_begin
         module = torch.get_device_module(self.torch_type)
         raw = getattr(module, self.graph)()
@@ -162,10 +164,10 @@ class AcceleratorDevice(Device):
 
     def synchronize(self) -> None:
         """Wait for all streams of the device, also others than ours; for start-up and shutdown."""
-        accelerator.synchronize(self.torch_device)
+        torch_accelerator.synchronize(self.torch_device)
 
     def memory(self) -> tuple[int, int]:
-        general = getattr(accelerator, "get_memory_info", None)  # of newer torch
+        general = getattr(torch_accelerator, "get_memory_info", None)  # of newer torch
         ask = general or torch.get_device_module(self.torch_type).mem_get_info
         free, total = ask(self.torch_device)
         return free, total
@@ -173,7 +175,7 @@ class AcceleratorDevice(Device):
     def driver_calls(self, *kinds: str) -> int:
         """Return how often the allocator has taken memory from the driver (num_device_alloc) or given it back
         (num_device_free) since the process began."""
-        stats = accelerator.memory_stats(self.torch_device)
+        stats = torch_accelerator.memory_stats(self.torch_device)
         return int(sum(stats.get(kind, 0) for kind in kinds))
 
     # These are the same for all.
@@ -270,7 +272,7 @@ class AcceleratorDevice(Device):
 
     def _raw_streams(self) -> dict[str, Any]:
         if self.one_queue:
-            return dict.fromkeys(PRIORITIES, accelerator.current_stream(self.torch_device))
+            return dict.fromkeys(PRIORITIES, torch_accelerator.current_stream(self.torch_device))
         raw = {name: self.new_stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         assert len({stream.stream_id for stream in raw.values()} | {0}) == len(raw) + 1, "torch gave one stream twice"
         return raw
@@ -279,8 +281,8 @@ class AcceleratorDevice(Device):
 def _graph_class(torch_type: str) -> str | None:
     """Return the class of graphs of this type's devices as `AcceleratorDevice.graph` names it; None: there are none."""
     try:
-        accelerator.Graph()  # a backend registers its own
-        seen = accelerator.current_accelerator()
+        torch_accelerator.Graph()  # a backend registers its own
+        seen = torch_accelerator.current_accelerator()
         if seen is not None and seen.type == torch_type:
             return ""
     except (AttributeError, RuntimeError):

@@ -25,7 +25,7 @@ SPIN_NS = 50_000
 
 
 # torch.accelerator is typed only in part, and differently from version to version.
-accelerator: Any = torch.accelerator
+torch_accelerator: Any = torch.accelerator
 
 
 class CurrentStream:
@@ -38,11 +38,11 @@ class CurrentStream:
         self._stream = stream
 
     def __enter__(self) -> None:
-        self._before = accelerator.current_stream(self._stream.device)
-        accelerator.set_stream(self._stream)
+        self._before = torch_accelerator.current_stream(self._stream.device)
+        torch_accelerator.set_stream(self._stream)
 
     def __exit__(self, *error: object) -> None:
-        accelerator.set_stream(self._before)
+        torch_accelerator.set_stream(self._before)
 
 
 class Common(NamedTuple):

@@ -25,7 +25,8 @@ class EventClock:
             base = new_event()
             before = time.monotonic_ns()
             base.record(stream)
-            base.synchronize()
+            while not base.query():  # a blocking event's wait ends late
+                pass
             middle = (before + time.monotonic_ns()) // 2
         return cls(base, middle)
 

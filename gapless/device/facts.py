@@ -29,6 +29,14 @@ def vector_unit() -> str:
     return torch.backends.cpu.get_cpu_capability().lower()
 
 
+def built_for() -> str:
+    """Return the platform that this torch is built for, such as CUDA 12.8; empty for the CPU alone."""
+    for name, version in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip), ("XPU", torch.version.xpu)):
+        if version:
+            return f"{name} {version}"
+    return ""
+
+
 def _properties(device: torch.device) -> Any:
     """Return a GPU's properties, by its type's module: torch.cuda, which serves ROCm too, or torch.xpu."""
     return torch.get_device_module(device).get_device_properties(device)

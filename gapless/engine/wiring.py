@@ -17,6 +17,7 @@ from gapless.comm.alone import ONE_RANK
 from gapless.device import Caps, Device, device_class
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
+from gapless.engine.capabilities import refuse_lacking
 from gapless.engine.core import CoreParts, EngineCore
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
@@ -120,7 +121,9 @@ def _build(
     with _timed(times, "device", "opening the device"):
         model_config = load_config(config)
         refuse_shares(config, model_config, config.tensor_parallel_size)
-        if device is None and device_class(config.device).caps.kernels == "native":
+        found = device or device_class(config.device)
+        refuse_lacking(config, found.kind, found.caps)
+        if device is None and found.caps.kernels == "native":
             Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_rank_device(config, model_config)
     try:

@@ -65,7 +65,7 @@ class Side(NamedTuple):
 
 def devices_of(side: int, numbers: Sequence[int], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the flags and the variables that give a side devices of its own: its part of the ones that `env` names, if
-    these are enough for both; by `numbers`, of its ranks, where none are named."""
+    these are enough for both. If it names none, they are chosen by `numbers`, of the devices of the ranks."""
     ranks, named = len(numbers), {name: env[name].split(",") for name in SEEN_DEVICES if name in env}
     if not named and ranks > 1:
         return ["--device-ids", ",".join(str(side * ranks + number) for number in numbers)], {}

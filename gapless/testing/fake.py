@@ -56,6 +56,8 @@ def _loaded() -> Any:
 
     torch._register_device_module(FAKE, this)  # type: ignore[no-untyped-call]
     atexit.register(native.shut_down)
+    if not native.pins():
+        raise ConfigError("device: torch pins memory for CUDA here, not for fake: set CUDA_VISIBLE_DEVICES to nothing")
     if seed := os.environ.get(SEED_VARIABLE):
         native.delay(int(seed), MOST_US, 2)
     return native
@@ -118,6 +120,10 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def manual_seed_all(seed: int) -> None:
     """Do nothing: random numbers come from the CPU's generator."""
+
+
+def _lazy_init() -> None:
+    """Do nothing: `load` did all. Before torch 2.13, torch.accelerator waits for no device without this function."""
 
 
 def _is_in_bad_fork() -> bool:

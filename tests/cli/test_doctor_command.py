@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,7 +161,17 @@ def test_a_processor_that_the_environment_keeps_to_avx2_has_its_reason(monkeypat
 
 
 def test_the_cpu_device_computes():
-    assert [check.status for check in checks.device("cpu")] == ["ok"]
+    assert [(check.name, check.status) for check in checks.devices(None)] == [("cpu device", "ok")]
+
+
+@pytest.mark.process
+def test_the_fake_accelerator_is_reported_with_its_capabilities():
+    done = subprocess.run(
+        [sys.executable, "-m", "gapless", "doctor", "demo", "--device", "fake"], capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert "kernels: plain torch, graphs: yes, streams: four" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"fake device.*came back over two streams", done.stdout), done.stdout
 
 
 def fixed(*found: Check) -> Any:
@@ -195,7 +207,7 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch):
         raise OSError("no such counter")
 
     monkeypatch.setattr(checks, "memory", broken)
-    monkeypatch.setattr(checks, "device", lambda kind: [])
+    monkeypatch.setattr(checks, "devices", lambda config: [])
     found = [c for c in checks.run_checks(0) if c.name == "memory"]
     assert found[-1] == Check("memory", "fail", "OSError: no such counter")
 

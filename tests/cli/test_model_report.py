@@ -74,9 +74,19 @@ def test_mtp_layers_are_offered_when_they_are_computed(tmp_path):
 
 def test_doctor_reports_a_refused_model_in_one_line_and_fails(tmp_path, monkeypatch, capsys):
     only = [(name, getattr(checks, name)) for name in ()]
-    for name in ("torch_version", "libraries", "machine", "memory", "cuda", "native", "demo_model", "hub", "python"):
+    for name in (
+        "torch_version",
+        "libraries",
+        "machine",
+        "memory",
+        "accelerators",
+        "native",
+        "demo_model",
+        "hub",
+        "python",
+    ):
         monkeypatch.setattr(checks, name, lambda: only)
-    monkeypatch.setattr(checks, "device", lambda kind: only)
+    monkeypatch.setattr(checks, "devices", lambda config: only)
     monkeypatch.setattr(checks, "free_port", lambda port: only)
     write(tmp_path, {**COMMON, **SIZES, "architectures": ["MambaForCausalLM"], "model_type": "mamba"})
     assert main(["doctor", str(tmp_path), "--json"]) == 1

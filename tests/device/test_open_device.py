@@ -29,7 +29,7 @@ def test_auto_takes_cuda_only_where_there_is_one() -> None:
 
 
 def test_an_unknown_name_is_the_users_error() -> None:
-    with pytest.raises(ConfigError, match="auto, cpu, cuda, fake, got 'tpu'"):
+    with pytest.raises(ConfigError, match="auto, cpu, cuda, rocm, xpu, ascend, npu, gaudi, hpu, mps, fake, got 'tpu'"):
         open_device("tpu")
 
 
@@ -40,13 +40,13 @@ def test_cuda_without_cuda_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gpus_are_listed_by_name_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    seen: list[torch.device | None] = [torch.device("cuda"), None]
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: seen.pop(0))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name=f"G{i}", total_memory=i + 5)
     )
     assert gpus() == [("G0", 5), ("G1", 6)]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpus() == []
 
 

@@ -147,7 +147,7 @@ def test_the_start_is_logged_without_secrets(caplog):
     logs.log_start(info, 3.0)
     line = "KV cache size: 800 tokens, Maximum concurrency for 100 tokens per request: 8.00x"
     assert line in caplog.text and f"GPU {line}" not in caplog.text
-    logs.log_start(info._replace(device="cuda"), 3.0)
+    logs.log_start(info._replace(own_memory=True), 3.0)
     assert f"GPU {line}" in caplog.text
     assert "start-up, seconds: process and imports 0.50 | device 2.00 | weights 0.50 | ready 3.00" in caplog.text
 

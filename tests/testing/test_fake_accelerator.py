@@ -30,7 +30,7 @@ def native() -> Iterator[None]:
     fake.hold(False)
     fake.delays(None)
     try:
-        torch.accelerator.synchronize()
+        fake.synchronize()
     except RuntimeError:
         fake.reset()
 
@@ -245,7 +245,7 @@ def two_streams(with_event: bool) -> list[float]:
     """The values that one stream reads of what another one writes."""
     first, second = torch.Stream("fake"), torch.Stream("fake")
     x = torch.zeros(4, device="fake")
-    torch.accelerator.synchronize()
+    fake.synchronize()
     written = torch.Event("fake")
     with first:
         x.add_(1)
@@ -285,7 +285,7 @@ def test_pinned_memory_is_read_when_the_stream_gets_there() -> None:
     target = torch.zeros(4, pin_memory=True)
     target.copy_(x, non_blocking=True)
     assert target.tolist() == [0] * 4
-    torch.accelerator.synchronize()
+    fake.synchronize()
     assert target.tolist() == [5] * 4
 
 
@@ -314,7 +314,7 @@ def test_memory_is_reused_on_its_stream_at_once_and_elsewhere_after_record_strea
     y = torch.empty(1000, device="fake")
     assert y.data_ptr() != address
     fake.hold(False)
-    torch.accelerator.synchronize()
+    fake.synchronize()
     del y
     assert address in {tensor.data_ptr() for tensor in [torch.empty(1000, device="fake") for _ in range(2)]}
 
@@ -340,7 +340,7 @@ def test_memory_is_counted_and_runs_out() -> None:
 def test_an_error_of_a_kernel_shows_later_and_stays() -> None:
     x = torch.zeros(4, device="fake")
     y = x[torch.tensor([9]).to("fake")]  # the launch knows nothing of values
-    for call in (torch.accelerator.synchronize, lambda: x + 1, y.tolist, lambda: torch.zeros(2).to("fake")):
+    for call in (fake.synchronize, lambda: x + 1, y.tolist, lambda: torch.zeros(2).to("fake")):
         with pytest.raises(RuntimeError, match=r"fake device: aten::index.*out of bounds"):
             call()
     fake.reset()
@@ -363,7 +363,7 @@ def test_a_replay_reads_new_values_at_fixed_addresses(own: bool) -> None:
     graph = fake.Graph() if own else torch.accelerator.Graph()
     stream = torch.Stream("fake")
     x = numbers(4, 4).to("fake")
-    torch.accelerator.synchronize()
+    fake.synchronize()
     with stream:
         graph.capture_begin()
         assert torch.accelerator.current_stream() == stream
@@ -381,7 +381,7 @@ def test_a_replay_reads_new_values_at_fixed_addresses(own: bool) -> None:
 def test_memory_of_a_graph_is_kept_for_it() -> None:
     graph, stream = fake.Graph(), torch.Stream("fake")
     x = torch.ones(1000, device="fake")
-    torch.accelerator.synchronize()
+    fake.synchronize()
     with stream:
         graph.capture_begin()
         temporary = x * 2
@@ -400,7 +400,7 @@ def test_memory_of_a_graph_is_kept_for_it() -> None:
 def test_a_capture_refuses_to_wait(what: str) -> None:
     graph, stream = fake.Graph(), torch.Stream("fake")
     x = torch.ones(4, device="fake")
-    torch.accelerator.synchronize()
+    fake.synchronize()
     calls: dict[str, Callable[[], object]] = {
         "item": lambda: x.sum().item(), "synchronize": torch.accelerator.synchronize, "query": stream.query,
         "nonzero": x.nonzero, "pageable": x.cpu,

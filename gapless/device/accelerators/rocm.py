@@ -9,6 +9,7 @@ import torch
 from gapless.base.errors import ConfigError
 from gapless.device import facts
 from gapless.device.cuda import CudaDevice
+from gapless.device.probe import admit
 
 
 class RocmDevice(CudaDevice):
@@ -47,4 +48,5 @@ class RocmDevice(CudaDevice):
             raise ConfigError("device is rocm but torch is not built for ROCm: install torch's wheel for ROCm")
         if not torch.cuda.is_available():
             raise ConfigError("device is rocm but torch sees no AMD GPU: use --device cpu")
+        admit(cls, cls.current())
         return cls()

@@ -202,8 +202,8 @@ struct DeviceMemory final : c10::DeviceAllocator {
   [[noreturn]] void run_out(size_t bytes) {
     ++stats.num_ooms;
     const auto [left, all] = getMemoryInfo(0);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "the fake device is out of memory: ", bytes, " bytes wanted, ", left,
-                     " of ", all, " free");
+    const auto said = std::to_string(bytes) + " bytes wanted, " + std::to_string(left) + " of " + std::to_string(all) + " free";
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the fake device is out of memory: " + said);
     std::abort();  // never reached
   }
 

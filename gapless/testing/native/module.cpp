@@ -1,6 +1,7 @@
 // The names for Python, and the hooks through which torch finds the device.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "fake.h"
@@ -42,6 +43,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   at::RegisterPrivateUse1HooksInterface(new Hooks);  // torch keeps it to the end
   register_allocators();
   m.def("register_graphs", &register_graphs);  // under the name that the backend has got
+  // Whether this is the accelerator that torch pins memory of the host for.
+  m.def("pins", [] { return is_pinned(at::empty({1}, at::TensorOptions().pinned_memory(true)).storage().data()); });
   m.def("delay", &delay);
   m.def("hold", [](bool held) {
     for (Stream* stream : all_streams()) stream->hold(held);
