@@ -30,8 +30,8 @@ pytestmark = pytest.mark.fake
 def cases():
     for name in ORACLES:
         yield pytest.param(name, 4, "lazy", 1, marks=() if name in FIRST else LATER)
-        yield from (pytest.param(name, depth, "lazy", 2, marks=LATER) for depth in (1, 2, 8, None))
-        yield from (pytest.param(name, 4, mood, 2, marks=LATER) for mood in ("off", "seeded"))
+        yield pytest.param(name, 4, "seeded", 2, marks=LATER)
+        yield from (pytest.param(name, depth, "lazy", 1, marks=LATER) for depth in (1, 2, 8, None) if name in FIRST)
 
 
 @pytest.mark.parametrize(("name", "depth", "mood", "count"), [*cases()])
@@ -39,5 +39,4 @@ def test_tokens_on_the_fake_equal_the_direct_computation(name, depth, mood, coun
     oracle, seeds = ORACLES[name]
     with guarded_steps.rest():
         counts = play(oracle, seeds[:count], depth, opened=lambda seed: fake_device(seed, mood))
-    print(counts)
     assert counts["captured"] or name in EAGER, counts
