@@ -16,6 +16,8 @@ OWN_VARIABLES = {
     "GAPLESS_TILES": "1: prints the tiles that kernels on a GPU get, each choice once, on standard error",
     "GAPLESS_AMX": "0: the CPU's tile instructions are not used",
     "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
+    "GAPLESS_FAKE_SEED": "a number: the fake accelerator delays its work by this seed",
+    "GAPLESS_FAKE_BYTES": "bytes of the fake accelerator's memory; default: 4 GiB",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
 }
 SEEN_DEVICES = (
