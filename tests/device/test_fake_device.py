@@ -1,0 +1,84 @@
+"""The fake accelerator by its own record and by the general class: the contract, and replays, whatever is late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from device_contract import Contract, ones, step, steps
+from graph_programs import buffers, random_program
+
+from gapless.base.errors import CaptureError
+from gapless.device import Device, device_class
+from gapless.testing import fake
+
+pytestmark = pytest.mark.fake
+MOODS: dict[str, tuple[int | None, bool | None]] = {"in time": (None, None), "by seed": (7, False), "lazy": (7, True)}
+
+
+@pytest.fixture(params=[("fake", mood) for mood in MOODS] + [("accelerator:fake", "lazy")], ids=" ".join)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    name, mood = request.param
+    fake.load()
+    device = device_class(name).open(0)
+    seed, lazy = MOODS[mood]
+    fake.delays(seed, lazy=lazy)
+    yield device
+    fake.delays(None)
+    device.close()
+    torch.accelerator.synchronize()
+
+
+class TestFakeContract(Contract):
+    pass
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 7, 8, 9])  # the others make a tensor on the CPU
+def test_a_replay_on_the_fake_equals_the_cpu_s_program_bit_for_bit(device: Device, seed: int) -> None:
+    program, theirs = random_program(seed), buffers(seed)
+    mine = [tensor.to(device.torch_device) for tensor in theirs]
+    device.drain()
+    graph = device.capture(seed, program, tuple(mine))
+    device.drain()
+    for one, other in zip(mine, buffers(seed), strict=True):  # the run before the capture has changed them
+        one.copy_(other)
+    device.drain()
+    with torch.inference_mode():
+        for turn in range(3):
+            graph.launch(device.compute)
+            device.drain()
+            program(*theirs)
+            assert all(torch.equal(one.cpu(), other) for one, other in zip(mine, theirs, strict=True)), turn
+
+
+def test_replays_and_uploads_on_the_fake_keep_their_order(device: Device) -> None:
+    ring = device.ring(slots=3, nbytes=8)
+    x, add = ones(device), ones(device)
+    device.drain()
+    graph = device.capture("k", lambda: x.mul_(3).add_(add).remainder_(1_000_003))
+    device.run(lambda: x.fill_(1))
+    for i in range(60):
+        while (slot := ring.acquire()) is None:
+            pass
+        slot.array.view("int64")[0] = i
+        if i % 5:
+            device.compute.upload(add, slot.tensor.view(torch.int64))
+            graph.launch(device.compute)
+        else:
+            device.compute.launch(step, x, i)
+        ring.retire(slot, device.compute.record())
+    device.drain()
+    assert x.tolist() == [steps(60)]
+
+
+def test_a_capture_on_the_fake_that_reads_is_refused_and_the_device_continues(device: Device) -> None:
+    x = ones(device)
+    device.drain()
+    with pytest.raises(CaptureError, match=r"test_fake_device.py:\d+"):
+        device.capture("reads", lambda: x.add_(x.item()))
+    graph = device.capture("adds", lambda: x.add_(1))
+    device.run(lambda: x.fill_(1))
+    graph.launch(device.compute)
+    device.drain()
+    assert x.tolist() == [2]
