@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -270,10 +272,9 @@ def test_a_lazy_stream_begins_after_some_questions() -> None:
     done = torch.Event("fake")
     done.record()
     assert not done.query()
-    for _ in range(100_000):
-        if done.query():
-            break
-    done.synchronize()
+    deadline = time.monotonic() + 20
+    while not done.query():
+        assert time.monotonic() < deadline, "questions alone never begin the work"
 
 
 def test_pinned_memory_is_read_when_the_stream_gets_there() -> None:
@@ -453,3 +454,88 @@ def test_the_device_has_no_memory_that_the_host_can_read() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.returncode == -11
+
+
+def test_an_emptied_cache_keeps_blocks_whose_work_is_queued() -> None:
+    """One thread empties the cache while others compute and free: a block must not reach another stream too early."""
+    fake.delays(3, most_us=100)
+    wrong: list[int] = []
+    ended = threading.Event()
+
+    def compute() -> None:
+        torch.accelerator.set_stream(torch.Stream("fake"))
+        for turn in range(60):
+            first = torch.full((300_000,), float(turn), device="fake")
+            second = first + 1
+            third = second * 2
+            del first
+            result = third + second
+            del second, third
+            if not bool((result.cpu() == 3 * (turn + 1)).all()):
+                wrong.append(turn)
+
+    def empty() -> None:
+        while not ended.is_set():
+            torch.accelerator.empty_cache()
+
+    workers, emptier = [threading.Thread(target=compute) for _ in range(3)], threading.Thread(target=empty)
+    for thread in (*workers, emptier):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    ended.set()
+    emptier.join()
+    assert not wrong
+
+
+def test_a_capture_whose_graph_is_reset_elsewhere_ends() -> None:
+    graph, began, was_reset, seen = torch.fake.Graph(), threading.Event(), threading.Event(), []
+
+    def capture() -> None:
+        torch.accelerator.set_stream(torch.Stream("fake"))
+        graph.capture_begin()
+        began.set()
+        assert was_reset.wait(60)
+        seen.append(torch.ones(3, device="fake").sum().item())
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert began.wait(60)
+    graph.reset()
+    was_reset.set()
+    thread.join()
+    assert seen == [3]
+
+
+def test_views_that_conjugate_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="conj_physical"):
+        torch.view_as_complex(torch.ones(3, 2, device="fake")).conj()
+
+
+def test_indices_of_the_host_are_taken_by_indexing_alone() -> None:
+    x, rows = torch.arange(6.0, device="fake"), torch.tensor([3, 1])
+    assert x[rows].tolist() == [3, 1]
+    with pytest.raises(RuntimeError, match="same device"):
+        x.index_select(0, rows)
+
+
+LATE = """
+import atexit, torch
+
+def late():
+    try:
+        torch.ones(4, device="fake")
+    except RuntimeError as error:
+        print("refused:", error)
+
+atexit.register(late)
+from gapless.testing import fake
+fake.load()
+print(torch.ones(4, device="fake").tolist())
+"""
+
+
+@pytest.mark.process
+def test_work_after_the_end_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "refused: the fake accelerator has ended" in done.stdout, done.stdout + done.stderr

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "fake.h"
@@ -155,8 +156,9 @@ class Call {
     Place place;
     place.value = tensor;
     if (here_) return place;
-    const bool is_index = at::isIntegralType(tensor.scalar_type(), true) &&
-                          op_.schema().name().find("index") != std::string::npos;
+    static const std::set<std::string> taking_indices{"aten::index", "aten::index_put_", "aten::_index_put_impl_",
+                                                      "aten::_unsafe_index", "aten::_unsafe_index_put"};
+    const bool is_index = at::isIntegralType(tensor.scalar_type(), true) && taking_indices.contains(op_.schema().name());
     TORCH_CHECK(tensor.is_cpu() && (tensor.dim() == 0 || is_index),
                 "Expected all tensors to be on the same device, but found at least two devices, ", device(), " and ",
                 tensor.device(), "! (", op_.schema().name(), ")");

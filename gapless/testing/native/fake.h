@@ -34,7 +34,7 @@ void check();
 void delay(uint64_t seed, int64_t most_us, int lazy);
 // Forgets the device's error. Raises while there is work.
 void reset();
-// Drops the work that has not begun and ends the threads. Work launched afterwards does not run.
+// Drops the work that has not begun and ends the threads. Work launched afterwards raises.
 void shut_down();
 // Runs `wait` without the interpreter's lock, if this thread holds it.
 void without_gil(const Task& wait);

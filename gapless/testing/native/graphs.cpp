@@ -23,7 +23,10 @@ void spoil(Stream& stream, const std::string& why) {
 
 void forbid_capture(Stream* stream, const char* what) {
   if (stream != nullptr && stream->capture()) spoil(*stream, what);
-  if (captured != nullptr && !captured->capture()->relaxed) spoil(*captured, what);
+  if (captured == nullptr) return;
+  const auto capture = captured->capture();
+  if (!capture) captured = nullptr;  // the graph was reset meanwhile
+  if (capture && !capture->relaxed) spoil(*captured, what);
 }
 
 PoolId new_pool() {

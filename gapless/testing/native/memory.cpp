@@ -183,7 +183,8 @@ struct DeviceMemory final : c10::DeviceAllocator {
     std::lock_guard lock(mutex);
     settle();
     for (auto& [cache, blocks] : cached) {
-      if (std::get<0>(cache) != kNoPool) continue;
+      // Another thread may have freed a block since, whose work is still queued.
+      if (std::get<0>(cache) != kNoPool || !std::get<1>(cache)->idle()) continue;
       for (const auto& [address, size] : blocks) restore(address, size);
       blocks.clear();
     }

@@ -90,8 +90,9 @@ bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors
     return false;
   }
   if (!key) return true;
+  std::unordered_map<std::string, Answer> old;  // freed without the mutex: a tensor may take the interpreter's lock
   std::lock_guard lock(*mutex);
-  if (known->size() >= kAnswers) known->clear();
+  if (known->size() >= kAnswers) known->swap(old);
   known->emplace(*key, Answer{results, mirrors});
   return true;
 }
@@ -363,6 +364,10 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #undef GAPLESS_LOWER
 }
 
+at::Tensor no_lazy_view(const at::Tensor&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "the fake device has no views that conjugate or negate: use torch.conj_physical or torch.neg");
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
@@ -370,6 +375,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", resize);
   m.impl("view", view);
   m.impl("_reshape_alias", reshape_alias);
+  m.impl("_conj", no_lazy_view);
+  m.impl("_neg_view", no_lazy_view);
   m.impl("unfold", at::native::unfold);
   m.impl("view_as_real", at::native::view_as_real);
   m.impl("view_as_complex", at::native::view_as_complex);

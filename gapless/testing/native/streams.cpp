@@ -126,8 +126,8 @@ uint64_t Stream::submit(Task task) {
     capture_->tasks.push_back(std::move(task));
     return 0;
   }
+  TORCH_CHECK(!stopped_ && !shut, "the fake accelerator has ended, as the process does");
   ++submitted_;
-  if (stopped_ || shut) return completed_ = submitted_;
   if (!thread_.joinable()) thread_ = std::thread(&Stream::work, this);
   queue_.push_back(std::move(task));
   ready_.notify_one();
