@@ -8,7 +8,7 @@ import torch
 
 from gapless.base.config import DEVICE_PLUG_INS, DEVICES, GENERAL
 from gapless.base.errors import ConfigError
-from gapless.base.plug_ins import check_name, load
+from gapless.base.plug_ins import check_name, load, plug_ins
 from gapless.device.accelerator import AcceleratorDevice
 from gapless.device.accelerator_stream import torch_accelerator
 from gapless.device.accelerators import ACCELERATORS
@@ -40,13 +40,14 @@ __all__ = [
 
 def device_class(name: str) -> type[Device]:
     """Return the class of the device with this name: auto, cpu, cuda, a record's or torch's name for its type,
-    accelerator:TYPE (TYPE as torch names it), or a plug-in's. auto takes the accelerator that torch sees, else the CPU.
+    accelerator:TYPE (TYPE as torch names it), or a plug-in's. auto takes the accelerator that torch sees, else the CPU;
+    accelerator:cuda is the general class, other types have their record's, if there is one.
 
     Raises:
         ConfigError: the name is unknown, or its package cannot be imported.
     """
     if name.startswith(GENERAL):
-        return AcceleratorDevice.of(_known_type(name.removeprefix(GENERAL)))
+        return _class_of(_known_type(name.removeprefix(GENERAL)))
     check_name("device", name, DEVICES, DEVICE_PLUG_INS)
     if name == "auto":
         return seen_class() or CpuDevice
@@ -59,9 +60,7 @@ def seen_class() -> type[AcceleratorDevice] | None:
     seen = torch_accelerator.current_accelerator(check_available=True)
     if seen is None:
         return None
-    if seen.type == CudaDevice.torch_type:
-        return ACCELERATORS["rocm"] if torch.version.hip else CudaDevice
-    return _record_of(seen.type) or AcceleratorDevice.of(seen.type)
+    return CudaDevice if seen.type == CudaDevice.torch_type and not torch.version.hip else _class_of(seen.type)
 
 
 def classes_here(asked: str = "auto") -> dict[str, type[Device]]:
@@ -71,17 +70,27 @@ def classes_here(asked: str = "auto") -> dict[str, type[Device]]:
     return dict(by_kind.values())
 
 
+def _class_of(torch_type: str) -> type[AcceleratorDevice]:
+    """Return the record of a type of torch's, which refuses what it cannot serve, else the general class."""
+    has_record = torch_type != CudaDevice.torch_type or torch.version.hip
+    return (_record_of(torch_type) if has_record else None) or AcceleratorDevice.of(torch_type)
+
+
 def _record_of(torch_type: str) -> type[AcceleratorDevice] | None:
     return next((record for record in ACCELERATORS.values() if record.torch_type == torch_type), None)
 
 
 def _known_type(torch_type: str) -> str:
     """Return a type of torch's. Raises ConfigError for another name."""
+    if _record_of(torch_type):
+        return torch_type
     with suppress(RuntimeError):
-        if torch.device(torch_type).type == torch_type:
+        if torch.device(torch_type).type == torch_type != CpuDevice.kind:
             return torch_type
+    mend = f"use --device {torch_type}" if torch_type in (CpuDevice.kind, *plug_ins(DEVICE_PLUG_INS)) else ""
     raise ConfigError(
-        f"device: torch has no type {torch_type!r}: give accelerator:TYPE one of its own, such as accelerator:xpu"
+        f"device: torch has no accelerator of the type {torch_type!r}: "
+        f"{mend or 'give accelerator:TYPE one of its own, such as accelerator:xpu'}"
     )
 
 
@@ -92,6 +101,7 @@ def open_device(name: str = "auto", threads: int = 0, number: int = 0) -> Device
     """
     found = device_class(name)
     if number and issubclass(found, AcceleratorDevice):
+        found.prepare()
         if number >= (count := torch_accelerator.device_count()):
             raise ConfigError(f"device_ids: there is no {found.kind} device {number}, torch sees {count}")
         found.make_current(torch.device(found.torch_type, number))

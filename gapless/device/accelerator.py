@@ -109,7 +109,12 @@ class AcceleratorDevice(Device):
         return type("AnyAccelerator", (cls,), named)
 
     @classmethod
+    def prepare(cls) -> None:
+        """Give torch the backend, if it is not there by itself. Raises ConfigError where it cannot serve."""
+
+    @classmethod
     def open(cls, threads: int) -> AcceleratorDevice:
+        cls.prepare()
         seen = torch_accelerator.current_accelerator(check_available=True)
         if seen is None or seen.type != cls.torch_type:
             here = f"torch sees {seen.type}" if seen else "torch sees none"
@@ -198,7 +203,10 @@ class AcceleratorDevice(Device):
             )
         if memory is not None:
             return memory
-        raw = torch.zeros(nbytes + PAGE_BYTES, dtype=torch.uint8, pin_memory=self.pins)
+        try:
+            raw = torch.zeros(nbytes + PAGE_BYTES, dtype=torch.uint8, pin_memory=self.pins)
+        except RuntimeError as error:
+            raise ConfigError(f"the host has no {nbytes:,} bytes to pin ({error}): ask for less") from error
         start = -raw.data_ptr() % PAGE_BYTES
         return raw[start : start + nbytes]
 

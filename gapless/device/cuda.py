@@ -85,6 +85,8 @@ class CudaDevice(AcceleratorDevice):
 
     @classmethod
     def open(cls, threads: int) -> CudaDevice:
+        if torch.version.hip:
+            raise ConfigError("device is cuda but torch is built for ROCm: use --device rocm")
         if not torch_cuda.is_available():
             raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch for CUDA")
         return cls()

@@ -9,6 +9,7 @@ import torch
 
 from gapless.base.errors import ConfigError
 from gapless.base.progress import warn
+from gapless.device.seam import STREAMS
 
 Backend = type[Any]
 """A subclass of AcceleratorDevice"""
@@ -23,7 +24,10 @@ class Need(NamedTuple):
 
 
 def _queues(backend: Backend, device: torch.device) -> bool:
-    return backend.one_queue or backend.new_stream(device, 0) is not None
+    if backend.one_queue:
+        return True
+    streams = [backend.new_stream(device, 0) for _ in STREAMS]
+    return len({stream.stream_id for stream in streams} | {0}) == len(STREAMS) + 1
 
 
 def _events(backend: Backend, device: torch.device) -> bool:
@@ -56,20 +60,20 @@ NEEDS = (
 )
 
 
-def lacking(backend: Backend, device: torch.device) -> Iterator[Need]:
-    """Yield the needed capabilities that this device does not have."""
+def lacking(backend: Backend, device: torch.device) -> Iterator[tuple[Need, Exception | None]]:
+    """Yield the needed capabilities that this device does not have, and the backend's own errors."""
     for need in NEEDS:
         try:
-            has = need.tried(backend, device)
-        except (RuntimeError, AttributeError):
-            has = False
-        if not has:
-            yield need
+            if not need.tried(backend, device):
+                yield need, None
+        except (RuntimeError, AttributeError) as error:
+            yield need, error
 
 
 def admit(backend: Backend, device: torch.device) -> None:
     """Raise ConfigError if the device lacks a needed capability; warn of a record that has never run."""
-    for need in lacking(backend, device):
-        raise ConfigError(f"device: {backend.kind} has no {need.what} (capability {need.capability}): use --device cpu")
+    for need, error in lacking(backend, device):
+        lacks = f"{backend.kind} has no {need.what} (capability {need.capability})"
+        raise ConfigError(f"device: {lacks}: use --device cpu{f'; it reported: {error}' if error else ''}") from error
     if not backend.has_run:
         warn(f"device: {backend.kind} has never run on its hardware: compare its tokens with --device cpu first")

@@ -95,6 +95,8 @@ class Caps(NamedTuple):
     other), or none"""
     registers: bool = True
     """Whether `host_memory` takes memory that other processes have, too"""
+    fp8: bool = True
+    """Whether tensors in FP8 work"""
     polled: bool = False
     """Whether programs order their accesses to the host's memory, so that its threads may poll it during a step"""
     pads: bool = False

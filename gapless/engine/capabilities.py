@@ -32,6 +32,8 @@ SETTINGS = (
         lambda caps: caps.kernels != "torch" or not caps.own_memory, "kernels",
         "kernels whose rows do not depend on their batch",
     ),
+    Setting("kv_cache_dtype", lambda config: config.kv_cache_dtype != "auto", lambda caps: caps.fp8, "fp8", "FP8"),
+    Setting("quantization", lambda config: config.quantization == "fp8", lambda caps: caps.fp8, "fp8", "FP8"),
 )  # fmt: skip
 
 

@@ -42,11 +42,14 @@ class GaudiDevice(AcceleratorDevice):
     )
 
     @classmethod
-    def open(cls, threads: int) -> AcceleratorDevice:
+    def prepare(cls) -> None:
         if importlib.util.find_spec("habana_frameworks") is not None:
             importlib.import_module("habana_frameworks.torch.core")
             if importlib.import_module("habana_frameworks.torch.utils.internal").is_lazy():
                 raise ConfigError("device: gaudi runs in eager mode (capability eager): set PT_HPU_LAZY_MODE=0")
+
+    @classmethod
+    def open(cls, threads: int) -> AcceleratorDevice:
         device = super().open(threads)
         numbers = torch.tensor(FACTORS, device=device.torch_device)
         if int(numbers[0] * numbers[1]) != PRODUCT:

@@ -24,7 +24,7 @@ class MpsDevice(AcceleratorDevice):
     kind = "mps"
     torch_type = "mps"
     caps = AcceleratorDevice.caps._replace(
-        slow=True, rows=64, step_tokens=2048,
+        slow=True, fp8=False, rows=64, step_tokens=2048,
         operations=1e11,  # an M1 at a twentieth of its peak: operators are launched one by one
     )  # fmt: skip
     pins = False

@@ -40,13 +40,12 @@ class XpuDevice(AcceleratorDevice):
     )
 
     @classmethod
-    def open(cls, threads: int) -> AcceleratorDevice:
+    def prepare(cls) -> None:
         if torch_xpu.is_available() and EARLY_EVENTS in torch_xpu.get_device_name():
             raise ConfigError(
                 f"device: on {EARLY_EVENTS}, events may pass before copies to the host have ended "
                 "(capability ordered copies): use --device cpu"
             )
-        return super().open(threads)
 
     def new_graph(self) -> tuple[Any, Callable[[], None]]:
         raw = torch_xpu.XPUGraph()
