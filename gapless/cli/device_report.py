@@ -1,4 +1,4 @@
-"""The report of `gapless doctor` about a device: its capabilities, what it lacks, and a trial."""
+"""The report of `gapless doctor` about a device: its capabilities, the missing ones, and a trial."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def classes_here(asked: str = "auto") -> dict[str, type[Device]]:
 
 
 def _class_of(torch_type: str) -> type[AcceleratorDevice]:
-    """Return the record of a type of torch's, which refuses what it cannot serve, else the general class."""
+    """Return the record of a type of torch's, which has refusals of its own, else the general class."""
     has_record = torch_type != CudaDevice.torch_type or torch.version.hip
     return (_record_of(torch_type) if has_record else None) or AcceleratorDevice.of(torch_type)
 

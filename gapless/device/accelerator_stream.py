@@ -113,8 +113,7 @@ class AcceleratorFence:
 
     def attend(self, work: Callable[[], None]) -> None:
         """Run `work` once this is passed; the calling thread does nothing else, and may hang with the device."""
-        self._event.synchronize()
-        if not self._lost:
+        if self._has_passed() and not self._lost:
             work()
 
     def _query(self) -> bool:
@@ -136,10 +135,17 @@ class AcceleratorFence:
         self._fault.block(woken, bell)
 
     def _synchronize(self, woken: threading.Event) -> None:
+        self._has_passed()
+        woken.set()
+
+    def _has_passed(self) -> bool:
+        """Wait, on a thread that does nothing else; returns whether the device is well."""
         try:
             self._event.synchronize()
-        finally:
-            woken.set()
+            return True
+        except RuntimeError as error:
+            self._fault.set(error, "the device reported")
+            return False
 
 
 class AcceleratorStream:
