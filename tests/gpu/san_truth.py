@@ -64,8 +64,8 @@ BY_VERSION = (
     "half.prod(-1).sum().backward()",
     "nn.init.trunc_normal_(torch.empty(4, 6, **D))",
 )
-"""Lines that torch 2.13 on a CPU and torch 2.11 on an H200 compute by other operators: the first two wait in 2.11 alone,
-the last in 2.13 alone. They are shown and not judged."""
+"""Lines that torch 2.13 on a CPU and 2.11 on an H200 compute by other operators: the first two wait in 2.11 alone, the
+last in 2.13 alone. They are shown and not judged."""
 
 
 class Truth(NamedTuple):
