@@ -19,7 +19,7 @@ class Setting(NamedTuple):
     met: Callable[[Caps], bool]
     capability: str
     lacks: str
-    """The lacking part, after "has no\""""
+    """A noun for the device's lacking part"""
 
 
 SETTINGS = (
