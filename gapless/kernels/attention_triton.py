@@ -119,7 +119,7 @@ def _queries(
 ):  # fmt: skip
     """Load queries of the heads that share a KV head, repeated to [BLOCK_M, D_PAD]. TURN: norm and rotate them."""
     WIDE: tl.constexpr = triton.next_power_of_2(GROUP)
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     member = tl.arange(0, WIDE)[:, None]
     offs_d = tl.arange(0, D_PAD)[None, :]
     query = head * GROUP + member
@@ -138,7 +138,7 @@ def _write_entry(
 ):  # fmt: skip
     """Norm and rotate a token's key of one head, and write it and its value to the cache, to entry `offset` of the page
     at `at`."""
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     offs_d = tl.arange(0, D_PAD)[None, :]
     there = offs_d < D
     own = HEADS * GROUP + head + tl.zeros([1, 1], tl.int32)
@@ -180,7 +180,7 @@ def decode_kernel(
     if EARLY and not MANY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -258,7 +258,7 @@ def prefill_kernel(
     to partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32. With few entries the first split
     does it all, with an infinite log-sum and the result in `out`.
     """
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     AHEAD: tl.constexpr = q.dtype.element_ty.primitive_bitwidth > 16
     head = tl.program_id(0)
     # Later blocks of a chunk see more keys: they begin first, so that short ones end last.

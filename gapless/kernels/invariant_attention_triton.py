@@ -77,7 +77,7 @@ def attention_kernel(
     as its result. Each share takes an equal part of a tile's segments; if there are several, the sums of each segment
     go to partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
     """
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     head, block = tl.program_id(0), tl.program_id(1)
     if single != 0:
         chunk, begin, end, tile = block, block, block + 1, block * 0
@@ -159,7 +159,7 @@ def combine_kernel(
     LEAST: tl.constexpr, MOST: tl.constexpr, REACH: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Program (query head, row): the result of a decode row from its segments, folded in their order."""
-    D_PAD: tl.constexpr = triton.next_power_of_2(D)
+    D_PAD: tl.constexpr = triton.next_power_of_2(D) if D > 16 else 16  # the least that tl.dot takes
     row = tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32)
     if length == 0:
