@@ -99,9 +99,9 @@ def reference(family: str = "llama", **changes: object) -> transformers.PreTrain
     kind, flags = FAMILIES[family]
     settings = {**SIZES, **flags, **changes}
     named = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))
-    config = named(**(gpt2_sizes(settings) if kind == "GPT2" else settings))
-    if settings.get("attn_logit_softcapping"):  # transformers 5.17's sdpa leaves it out, silently
-        config._attn_implementation = "eager"
+    # The sdpa of transformers 5.17 leaves the soft cap out, silently.
+    eager = {"attn_implementation": "eager"} if settings.get("attn_logit_softcapping") else {}
+    config = named(**(gpt2_sizes(settings) if kind == "GPT2" else settings), **eager)
     torch.manual_seed(7)
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{kind}{head}")(config).eval()
