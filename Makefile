@@ -68,16 +68,18 @@ prove: $(VENV)/.test
 	$(call APART,$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes)),$(IN_$(ONLY)) $(ARGS))
 	$(if $(ARGS)$(filter-out all,$(ONLY)),,@$(MAKE) --no-print-directory newest)
 
-# The sanitizer's tests on the torch that a new user gets: built for CUDA, 5.5 GB in .venv-newest, three quarters of a
-# minute where packages come quickly. Where it cannot be had, one line says why.
+# The tests of the sanitizer and of the fake accelerator on the torch that a new user gets: built for CUDA, 5.5 GB in
+# .venv-newest, three quarters of a minute where packages come quickly. Where it cannot be had, one line says why.
 NEWEST := .venv-newest
 NEWEST_TORCH := 2.14.1
 newest: export PYTHONDONTWRITEBYTECODE =
 newest: $(VENV)/.setup
 	@if said=$$(timeout 300 $(MAKE) -s $(NEWEST)/.newest VENV=$(NEWEST) HELD=$(NEWEST)/held.txt UV="$(UV)" 2>&1); then \
 		echo "tests/guard on torch $$($(NEWEST)/bin/python -c 'import torch; print(torch.__version__)'):"; \
-		export OMP_NUM_THREADS=1; $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not process" \
+		export OMP_NUM_THREADS=1; $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not process and not fake" \
 			tests/guard --ignore=tests/guard/test_race_engine.py $(ARGS) && \
+		$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "fake and not process" \
+			tests/guard tests/testing/test_fake_accelerator.py $(ARGS) && \
 		$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m process \
 			$(addprefix tests/guard/test_,pytest_session.py san_children.py kinds.py) $(ARGS); \
 	else \
