@@ -9,8 +9,8 @@ import torch
 from device_contract import Contract, ones, step, steps
 from graph_programs import buffers, random_program
 
-from gapless.base.errors import CaptureError
-from gapless.device import Device, device_class
+from gapless.base.errors import CaptureError, ConfigError, DeviceError
+from gapless.device import Device, device_class, open_device
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
@@ -82,3 +82,21 @@ def test_a_capture_on_the_fake_that_reads_is_refused_and_the_device_continues(de
     graph.launch(device.compute)
     device.drain()
     assert x.tolist() == [2]
+
+
+def test_a_number_beyond_the_devices_that_are_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no fake device 3, torch sees 1"):
+        open_device("fake", number=3)
+
+
+def test_a_kernel_that_fails_late_is_the_device_s_report() -> None:
+    device = open_device("fake")
+    rows, index = torch.ones(4, device="fake"), torch.tensor([9], device="fake")
+    device.drain()
+    fake.hold(True)  # so that the waiter's thread is the first to see it
+    device.compute.launch(lambda: rows[index])
+    with pytest.raises(DeviceError, match=r"the device reported.*out of (range|bounds)"):
+        device.compute.record().wait()
+    device.close()
+    fake.hold(False)
+    fake.reset()

@@ -33,6 +33,10 @@ def test_a_setting_is_refused_by_the_capability_that_the_device_lacks(field, val
         refuse_lacking(EngineConfig(**{field: value}), "other", LESS)
 
 
+def test_metal_has_no_fp8() -> None:
+    assert [name for name, record in ACCELERATORS.items() if not record.caps.fp8] == ["mps"]
+
+
 def test_settings_that_a_gpu_honours_pass() -> None:
     config = EngineConfig(batch_invariant=True, kv_cache_dtype="fp8", quantization="fp8", tensor_parallel_size=2)
     refuse_lacking(config, "cuda", CudaDevice.caps)
