@@ -539,3 +539,17 @@ print(torch.ones(4, device="fake").tolist())
 def test_work_after_the_end_is_refused() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and "refused: the fake accelerator has ended" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_reused_block_has_no_bytes_of_its_last_owner_for_a_reader_that_comes_too_early() -> None:
+    for _ in range(3):
+        fake.delays(None)
+        torch.ones(1000, device="fake").sum().item()
+        fake.delays(1, lazy=True)
+        side, host = torch.Stream("fake"), torch.zeros(1000, pin_memory=True)
+        x = torch.ones(1000, device="fake")
+        with side:
+            host.copy_(x, non_blocking=True)
+        side.synchronize()
+        assert not bool((host == 1).any())
+        torch.accelerator.synchronize()

@@ -113,9 +113,12 @@ struct DeviceMemory final : c10::DeviceAllocator {
       block = take(size, &stream, kNoPool);
     }
     if (block == nullptr) run_out(bytes);
-    // A kernel that reads what nothing has written sees this, not what the last owner left.
+    // A kernel that reads what nothing has written sees this, not what the last owner left; also one that comes too
+    // early, if the stream has no work left that may use the block.
     void* const address = for_kernels(block->address);
-    if (size <= kPoisoned) stream.submit([=] { std::memset(address, kPoison, size); });
+    const auto poison = [=] { std::memset(address, kPoison, size); };
+    if (size <= kPoisoned && !capture && stream.idle()) poison();
+    else if (size <= kPoisoned) stream.submit(poison);
     return {block->address, block, &free, device()};
   }
 
