@@ -113,12 +113,8 @@ struct DeviceMemory final : c10::DeviceAllocator {
       block = take(size, &stream, kNoPool);
     }
     if (block == nullptr) run_out(bytes);
-    // A kernel that reads what nothing has written sees this, not what the last owner left; also one that comes too
-    // early, if the stream has no work left that may use the block.
-    void* const address = for_kernels(block->address);
-    const auto poison = [=] { std::memset(address, kPoison, size); };
-    if (size <= kPoisoned && !capture && stream.idle()) poison();
-    else if (size <= kPoisoned) stream.submit(poison);
+    // A kernel that reads what nothing has written sees this, not what the last owner left.
+    if (size <= kPoisoned) stream.submit([=, address = for_kernels(block->address)] { std::memset(address, kPoison, size); });
     return {block->address, block, &free, device()};
   }
 
@@ -175,9 +171,22 @@ struct DeviceMemory final : c10::DeviceAllocator {
       count(stats.active, -1);
       count(stats.active_bytes, -static_cast<int64_t>(block.size));
       if (block.pool != kNoPool && !pools.contains(block.pool)) block.pool = kNoPool;
+      poison(block);
       join(cached[{block.pool, block.stream}], block.address, block.size);
     }
     busy = std::move(still);
+  }
+
+  // Overwrites a freed block after its last use, so that the next owner's reader sees it too, if it comes too early.
+  static void poison(const Block& block) {
+    if (block.size > kPoisoned || block.stream->capture()) return;
+    const auto overwrite = [address = for_kernels(block.address), size = block.size] { std::memset(address, kPoison, size); };
+    if (block.stream->idle()) return overwrite();
+    try {
+      block.stream->submit(overwrite);
+    } catch (const c10::Error&) {
+      // The device has failed or ended: nothing reads it any more.
+    }
   }
 
   // What no graph keeps, back to the arena.
