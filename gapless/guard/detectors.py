@@ -102,8 +102,9 @@ class Detectors:
         self._stack.enter_context(allowing(self._allows))
         patches = self._stack.enter_context(Patches())
         none_there = not torch.cuda.is_available()
-        patches.wrap(torch, "_register_device_module", _registered)
-        patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
+        emulated = self._emulates and none_there
+        patches.wrap(torch, "_register_device_module", _registered_beside_cuda if emulated else _registered)
+        patches.wrap(torch, "compile", _compile_emulated if emulated else _compile)
         patches.callback(_compile_again)
         if self._emulates:
             self._stack.enter_context(emulated_cuda(self._seed))
@@ -199,12 +200,19 @@ class Detectors:
 
 
 def _registered(original: Any, kind: str, module: Any) -> None:
-    """Replace what tells torch of a backend: while the program runs that is too late to wrap what the backend has."""
+    """Replace torch's registration of a backend: while the program runs it is too late to wrap the backend's parts."""
     original(kind, module)
     if accelerator() not in ("", kind):
         return
     print(f"gapless san: torch.{kind} was registered by the program, and is not watched: give --device {kind}",
           file=sys.stderr)  # fmt: skip
+
+
+def _registered_beside_cuda(original: Any, kind: str, module: Any) -> None:
+    """Refuse a backend that the program registers while CUDA is emulated: its tensors would be CUDA's."""
+    raise refuse(
+        f"torch.{kind} beside an emulated CUDA: give --device {kind}, or --gapless-san-device {kind} to pytest"
+    )
 
 
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from .detectors import DETECTORS, Detectors
 from .present import choose
@@ -58,7 +59,7 @@ class TestSession:
         self._suppressions = gather(options.gapless_san_suppress, file)
         self._detectors = Detectors(
             list(DETECTORS), regions=options.gapless_san_regions,
-            emulate_cuda=self._emulates,
+            emulate_cuda=self._emulates and (bool(tensors) or not torch.accelerator.is_available()),
             allows=allowances(options.gapless_san_suppress, file),
         ).__enter__()  # fmt: skip
         self._is_on = True

@@ -51,10 +51,10 @@ def _loaded() -> Any:
     if native is None:
         raise ConfigError(f"device fake is C++ that is not there: {build.outcomes[EXTENSION].reason}")
     rename_privateuse1_backend(FAKE)
-    native.register_graphs()
     import gapless.testing.fake as this
 
     torch._register_device_module(FAKE, this)  # type: ignore[no-untyped-call]
+    native.register_graphs()
     atexit.register(native.shut_down)
     if not native.pins():
         raise ConfigError("device: torch pins memory for CUDA here, not for fake: set CUDA_VISIBLE_DEVICES to nothing")

@@ -279,6 +279,57 @@ def test_san_runs_a_program_on_the_fake_in_a_process_of_its_own(tmp_path):
     assert done.stdout == "4.0\n[1.0, 1.0, 1.0, 1.0]\n" and report["watched"]["device_tensors"]
 
 
+TESTS = """
+import subprocess, sys
+
+import pytest
+import torch
+import work
+
+from gapless.testing import fake
+
+
+@pytest.fixture(autouse=True)
+def device():
+    fake.load()
+
+
+def test_it():
+    work.reads(torch.ones(2, device="fake"))
+
+
+def test_child():
+    subprocess.run([sys.executable, "child.py"], check=True)
+"""
+CHILD = """
+import torch
+from gapless.testing import fake
+
+fake.load()
+torch.ones(2, device="fake").sum().item()
+"""
+
+
+@pytest.mark.process
+def test_pytest_watches_the_fake_and_children_if_it_is_named_and_refuses_it_beside_cuda(tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "work.py").write_text("def reads(x):\n    return x.tolist()\n")
+    command = [sys.executable, "-m", "pytest", "-p", "gapless.guard.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        env.pop(name, None)
+    found = []
+    for more in (["--gapless-san-device", "fake"], []):
+        done = subprocess.run(
+            [*command, "--gapless-san", *more], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200,
+            check=False,
+        )  # fmt: skip
+        found.append(done.stdout + done.stderr)
+    assert "1 x work.py:2: host-read" in found[0] and "1 x child.py:6: host-size" in found[0], found[0]
+    assert "torch.fake beside CUDA: give --device fake, or pytest --gapless-san-device fake" in found[1], found[1]
+
+
 def test_a_backend_that_the_program_registers_is_named_as_not_watched(monkeypatch, capsys):
     monkeypatch.delattr(torch, "fake")
     with Detectors(["sync"]):
