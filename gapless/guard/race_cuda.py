@@ -72,13 +72,13 @@ class EmulatedWatch(CudaWatch):
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
         return True if emulated_graphs.is_replaying() else super().made(plan, buffer, actor, site)
 
-    def _replay(self, original: Any, graph: Any) -> None:
+    def _replay(self, original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
         checker = self._checker
         for tensor in graph.lost() if checker.everything else ():
             site = checker.sites.here(2)
             if (place := checker.buffers.place(tensor, site)) is not None:
                 checker.freed_for_graph(place[0], self.agent_of(None), site)
-        super()._replay(original, graph)
+        super()._replay(original, graph, *args, **kwargs)
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[None]:

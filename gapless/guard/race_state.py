@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import forks
@@ -11,6 +12,9 @@ from .race_ops import OperatorPlan
 from .race_report import REUSE, VERBS, WRITE, Race, RaceError, RaceSide
 from .race_shadow import MemoryAccess
 from .sites import UNKNOWN, Sites
+
+_OF_TORCH = re.compile(r"\w+:\d+ ")
+"""Begins the names of torch's own streams: the device of each"""
 
 
 class RaceState:
@@ -183,7 +187,7 @@ def _mend(who: Agent, whom: Agent, after: str, reuse: bool) -> str:
         return "call wait() on the collective's work before it"
     if who.name.startswith(OF_GROUP):
         return f"have the stream that is current at the collective wait for {whom.title()} before it"
-    if whom.name.startswith("cuda:"):  # a stream of torch's own
+    if _OF_TORCH.match(whom.name):
         wait = f"{who.name}.wait_event(event)" if who.is_stream else "event.synchronize()"
         return f"{wait} before it, for an event that {whom.name} records after its own"
     wait = f"{who.name}.after(fence) before the launch" if who.is_stream else "fence.wait() before it"

@@ -349,17 +349,18 @@ class StreamWatch:
                 size = max((tensor.storage_offset() + math.prod(size)) * tensor.itemsize, storage.nbytes())
             return self._resize(lambda storage, nbytes: run(op, args, kwargs), storage, size)
 
-    def _replay(self, original: Any, graph: Any) -> None:
-        """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so."""
+    def _replay(self, original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+        """Replace a graph's `replay`, which comes after its last one; graphs of one pool have to be ordered so. Some
+        classes, such as HPUGraph, have none."""
         checker, stream = self._checker, self.agent_of(None)
         site = checker.sites.here(2)
         checker.agents.wait(stream, self._known(graph))
-        if checker.everything:
+        if checker.everything and hasattr(graph, "pool"):
             pool = tuple(graph.pool())
             memory = self._graph_pools.get(pool)
             if memory is None:
                 name = f"the memory of graph pool {pool[-1]}"
                 memory = self._graph_pools[pool] = Buffer(0, 1, Ranges(0), name, name, None, False)
             checker.touched(stream, memory, site)
-        original(graph)
+        original(graph, *args, **kwargs)
         self._keep(graph, checker.agents.record(stream, site))

@@ -16,7 +16,7 @@ import torch
 from test_kinds import HERE, header, marked
 
 from gapless import guard
-from gapless.guard import present
+from gapless.guard import backends, present
 from gapless.guard.detectors import Detectors
 from gapless.testing import fake
 
@@ -327,7 +327,9 @@ def test_pytest_watches_the_fake_and_children_if_it_is_named_and_refuses_it_besi
         )  # fmt: skip
         found.append(done.stdout + done.stderr)
     assert "1 x work.py:2: host-read" in found[0] and "1 x child.py:6: host-size" in found[0], found[0]
-    assert "torch.fake beside CUDA: give --device fake, or pytest --gapless-san-device fake" in found[1], found[1]
+    assert (
+        "torch.fake beside an emulated CUDA: give --device fake, or --gapless-san-device fake to pytest" in found[1]
+    ), found[1]
 
 
 def test_a_backend_that_the_program_registers_is_named_as_not_watched(monkeypatch, capsys):
@@ -362,3 +364,40 @@ def test_an_event_of_a_dead_id_has_no_clock_of_the_one_before():
         fresh.synchronize()  # never recorded: it orders nothing
         x.add_(1)
     assert [one.rule for one in checker.races] == ["race"]
+
+
+def test_the_advice_for_a_race_names_calls_of_torch_s_streams():
+    with guard.no_race("record", track="all") as checker:
+        side, x = torch.Stream("fake"), torch.ones(4, device="fake")
+        with side:
+            x + 1
+    torch.accelerator.synchronize()
+    (found,) = checker.races
+    assert re.search(r"fake:0 \S+\.wait_event\(event\) before it", found.finding().text()), found
+
+
+class GraphWithoutPool:
+    """A graph as Gaudi's bridge has it (graphs.py): no `pool`, and a `replay` with an argument."""
+
+    def __init__(self) -> None:
+        self.graph = fake.Graph()
+
+    def replay(self, asynchronous=False) -> None:
+        self.graph.replay()
+
+
+@pytest.mark.parametrize("how", [{}, {"asynchronous": True}])
+def test_a_graph_without_a_pool_is_replayed_under_no_race(how, monkeypatch):
+    monkeypatch.setattr(fake, "HPUGraph", GraphWithoutPool, raising=False)
+    monkeypatch.setitem(backends.KINDS_OF_DEVICES, "fake", backends.backend("fake")._replace(graphs=("HPUGraph",)))
+    made, side, x = GraphWithoutPool(), torch.Stream("fake"), torch.ones(4, device="fake")
+    torch.accelerator.synchronize()
+    with side:
+        made.graph.capture_begin()
+        x.add_(1)
+        made.graph.capture_end()
+    with guard.no_race("record", track="all") as checker, side:
+        made.replay(**how)
+        made.replay(**how)
+    torch.accelerator.synchronize()
+    assert x.tolist() == [3] * 4 and not checker.races
