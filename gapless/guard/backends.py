@@ -79,6 +79,8 @@ KINDS_OF_DEVICES: dict[str, DeviceKind] = {one.type: one for one in (
             *_captures("NPUGraph"), ("SyncLaunchStream", "synchronize", "stream-wait"),
             ("", "host_empty_cache", "empty-cache"), ("", "empty_virt_addr_cache", "empty-cache"),
             ("", "get_npu_overflow_flag", "host-read"),
+            # Both wait for torch_npu's queue and for the events (csrc/core/npu/NPUEvent.cpp).
+            ("Event", "elapsed_time", "event-wait"), ("Event", "recorded_time", "event-wait"),
         ),
         streams=("Stream", "SyncLaunchStream"), events=("Event", "ExternalEvent"), graphs=("NPUGraph",),
         package="torch_npu", warns=True,

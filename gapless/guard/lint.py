@@ -14,7 +14,7 @@ from .backends import GENERIC, KINDS_OF_DEVICES
 from .lint_facts import gather
 from .lint_flow import Flow, known_names
 from .lint_kinds import NO_KIND, Kind, keyword, pins, says_false, says_true
-from .lint_names import FACTORIES, REDUCTIONS, Names
+from .lint_names import FACTORIES, KIND_WORDS, REDUCTIONS, Names
 from .report import Finding, SyncReport, as_text
 from .report_files import as_dict, check_files, write_files
 from .sites import Frame
@@ -200,7 +200,7 @@ class Linter(Flow):
             yield "event-wait"
         elif name == "capture_begin":
             yield "graph-capture"
-        elif name in ("to", *KINDS_OF_DEVICES) and base.tensor:
+        elif name in ("to", *KIND_WORDS) and base.tensor:
             yield from self._placing(node, name, base)
         elif name == "copy_" and base.tensor and node.args:
             yield from _copying(base, self.names.of(node.args[0]), keyword(node, "non_blocking"))
@@ -228,7 +228,7 @@ class Linter(Flow):
         target = self.names.target_device(node)
         if target is None and name == "to":
             return
-        place = "gpu" if target is None or name in KINDS_OF_DEVICES else self.names.device(target)
+        place = "gpu" if target is None or name in KIND_WORDS else self.names.device(target)
         given = keyword(node, "non_blocking")
         asynchronous = says_true(given)
         if place == "cpu":

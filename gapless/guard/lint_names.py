@@ -73,7 +73,9 @@ _OF_OTHERS = """
     frombuffer
 """.split()  # noqa: SIM905
 _NOT_OF_ONE_TENSOR = {*_TORCH_NOT_TENSORS, *FACTORIES, *_OF_OTHERS} - {"equal", "allclose", "is_nonzero"}
-_DEVICES = (*HOST_TYPES, *KINDS_OF_DEVICES, "hip")
+KIND_WORDS = KINDS_OF_DEVICES.keys() - {"fake"}
+"""Kinds whose names are words of nothing else in a program"""
+_DEVICES = (*HOST_TYPES, *KIND_WORDS, "hip")
 _PACKAGED = {f"{row.package}.{kind}": f"torch.{kind}" for kind, row in KINDS_OF_DEVICES.items() if row.package}
 """Modules of backends by their names in their own packages."""
 _HOLDERS = (
@@ -380,14 +382,14 @@ class Names:
         if kind.tensor or kind.place in ("cpu", "gpu"):
             return True
         text = ast.unparse(node).lower()
-        named = "device" in text or "cuda" in text or not KINDS_OF_DEVICES.keys().isdisjoint(re.split(r"[\W_]+", text))
+        named = "device" in text or "cuda" in text or not KIND_WORDS.isdisjoint(re.split(r"[\W_]+", text))
         return "dtype" not in text and named
 
     def _method_call(self, func: ast.Attribute, node: ast.Call) -> Kind:
         base, name = self.of(func.value), func.attr
         if name == "numpy":
             return ARRAY
-        if name in ("to", "cpu", "pin_memory", *KINDS_OF_DEVICES) and base.place != "mixed":
+        if name in ("to", "cpu", "pin_memory", *KIND_WORDS) and base.place != "mixed":
             return self._placed(base, name, node)
         if base.place in ("items", "tuple"):
             return self._taken(base, name)

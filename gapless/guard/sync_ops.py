@@ -163,7 +163,9 @@ def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
     pageable = "shared" if marks.is_pinned(host) else backend(accelerator()).pageable
     if pageable == "driver" or (pageable == "staged" and not up):
         return "pageable-async" if up else "unpinned-download"
-    return None if marks.is_dense(host) else "gapped-async"
+    # A staged upload packs into pinned memory itself (intel/torch-xpu-ops, Copy.cpp, _copy_xpu).
+    packs = up and backend(accelerator()).pageable == "staged"
+    return None if packs or marks.is_dense(host) else "gapped-async"
 
 
 def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:

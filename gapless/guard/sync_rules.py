@@ -108,17 +108,17 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
     ),
     SyncRule(
         "pinned-alloc", 13, "pinned memory is allocated again and again: pin_memory, to('cpu', non_blocking=True)",
-        "a miss of the host allocator's cache is a cudaHostAlloc: milliseconds, and the device may wait too",
+        "a miss of the host allocator's cache asks the driver: milliseconds, and the device may wait too",
         "allocate a ring of pinned buffers once, before serving",
     ),
     SyncRule(
         "allocator-growth", 14, "the caching allocator took or gave back device memory within the region",
-        "cudaMalloc and cudaFree wait for the whole device",
+        "the driver's allocations and frees, such as cudaMalloc, wait for the whole device",
         "allocate everything before the loop; keep shapes and lifetimes the same from step to step",
     ),
     SyncRule(
         "empty-cache", 14, "torch.cuda.empty_cache",
-        "cudaFree waits for the whole device, and the next allocation pays again",
+        "the driver's frees wait for the whole device, and the next allocation pays again",
         "leave the cache alone while work is running",
     ),
     SyncRule(

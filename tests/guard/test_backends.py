@@ -144,3 +144,13 @@ def test_san_ends_with_one_sentence_for_a_device_that_it_cannot_watch(flags, sai
     assert run.main([*flags, str(program)]) == run.EXIT_USAGE
     out = capsys.readouterr()
     assert f"gapless san: error: {said}" in out.err and out.out == ""
+
+
+def test_the_word_fake_is_no_device_for_the_lint(tmp_path):
+    program = tmp_path / "gan.py"
+    program.write_text(
+        "import torch\n\n\ndef train(net, noise, opts):\n    fake = net(noise)\n    labels = torch.tensor([0, 1])\n"
+        "    labels.to(fake)\n    labels.to(opts.fake)\n    for name in ['real', 'fake']:\n        torch.zeros(3).to(name)\n"
+        "    return torch.tensor([1.0]).to('xpu', non_blocking=True)\n"
+    )
+    assert [finding.site.line for finding in lint.lint([str(program)]).findings] == [11]
