@@ -41,6 +41,8 @@ class DeviceKind(NamedTuple):
     """Torch's device type, which is also the name of its module in torch and of the method of tensors."""
     waits: tuple[Wait, ...] = ()
     """The functions that wait beside the common ones; modules and classes by their names inside of torch.TYPE."""
+    also: tuple[str, ...] = ()
+    """Other names that users have for it."""
     streams: tuple[str, ...] = ("Stream",)
     events: tuple[str, ...] = ("Event",)
     graphs: tuple[str, ...] = ()
@@ -67,7 +69,7 @@ def _captures(graph: str) -> tuple[Wait, ...]:
 
 KINDS_OF_DEVICES: dict[str, DeviceKind] = {one.type: one for one in (
     # torch/cuda/__init__.py, streams.py, graphs.py; c10/cuda/CUDAFunctions.cpp has the warning.
-    DeviceKind("cuda", _captures("CUDAGraph"), graphs=("CUDAGraph",), warns=True),
+    DeviceKind("cuda", _captures("CUDAGraph"), also=("rocm",), graphs=("CUDAGraph",), warns=True),
     # torch/xpu/__init__.py, streams.py, graphs.py (XPUGraph since torch 2.12). A non-blocking upload of pageable memory
     # goes through pinned memory that torch allocates: intel/torch-xpu-ops, src/ATen/native/xpu/Copy.cpp, _copy_xpu.
     DeviceKind("xpu", _captures("XPUGraph"), graphs=("XPUGraph",), pageable="staged"),
@@ -82,14 +84,14 @@ KINDS_OF_DEVICES: dict[str, DeviceKind] = {one.type: one for one in (
             # Both wait for torch_npu's queue and for the events (csrc/core/npu/NPUEvent.cpp).
             ("Event", "elapsed_time", "event-wait"), ("Event", "recorded_time", "event-wait"),
         ),
-        streams=("Stream", "SyncLaunchStream"), events=("Event", "ExternalEvent"), graphs=("NPUGraph",),
-        package="torch_npu", warns=True,
+        also=("ascend",), streams=("Stream", "SyncLaunchStream"), events=("Event", "ExternalEvent"),
+        graphs=("NPUGraph",), package="torch_npu", warns=True,
     ),
     # HabanaAI/gaudi-pytorch-bridge: python_packages/habana_frameworks/torch/hpu/__init__.py, streams.py, events.py,
     # graphs.py. Its set_sync_debug_mode is another thing: it turns asynchronous streams on or off. mark_step launches
     # and waits for no device (docs.habana.ai, PyTorch/Reference/mark_step), so it is not here.
     DeviceKind(
-        "hpu", (("HPUGraph", "capture_begin", "graph-capture"),), graphs=("HPUGraph",),
+        "hpu", (("HPUGraph", "capture_begin", "graph-capture"),), also=("gaudi",), graphs=("HPUGraph",),
         package="habana_frameworks.torch",
     ),
     # torch/mps/__init__.py and event.py: one stream, which has no class. elapsed_time waits for both events
@@ -97,11 +99,18 @@ KINDS_OF_DEVICES: dict[str, DeviceKind] = {one.type: one for one in (
     # release_cached_buffers). Copies wrap the host's own pages (native/mps/operations/Copy.mm).
     DeviceKind("mps", (("Event", "elapsed_time", "event-wait"),), streams=(), pageable="shared"),
     # gapless/testing/native: operators run on the host's own cores, and launching one may take long.
-    DeviceKind("fake", (("Graph", "capture_begin", "graph-capture"),), graphs=("Graph",), times=False),
+    DeviceKind("fake", (("Graph", "capture_begin", "graph-capture"),), graphs=("Graph",), package="gapless",
+               times=False),
 )}  # fmt: skip
 """The kinds with a row of their own. Each names the files that it was read from."""
 
 HOST_TYPES = ("cpu", "meta")
+
+
+def type_of(name: str) -> str:
+    """Return torch's device type for a name that users have: it, another name of it, or accelerator:TYPE."""
+    name = name.removeprefix("accelerator:")
+    return next((row.type for row in KINDS_OF_DEVICES.values() if name in row.also), name)
 
 
 def backend(kind: str) -> DeviceKind:

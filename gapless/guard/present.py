@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from .backends import HOST_TYPES, KINDS_OF_DEVICES, DeviceKind, backend
+from .backends import HOST_TYPES, KINDS_OF_DEVICES, DeviceKind, backend, type_of
 
 OFFERS = "gapless.devices"
 """Packages offer devices by these entry points; a module's function `load` registers its backend."""
+
+_INSTEAD = "--device-tensors cuda emulates CUDA on the CPU"
 
 CHOSEN: list[str] = []
 """The device type that a runner was asked to watch, if it was."""
@@ -31,7 +33,7 @@ def accelerator() -> str:
 
 
 def owner_of(path: str) -> Any:
-    """Return the module or class of torch that has this full name now, or None."""
+    """Return the module or class of torch that has this full name, or None."""
     try:
         return attrgetter(path.removeprefix("torch."))(torch)
     except AttributeError:
@@ -67,21 +69,29 @@ def allocator_stats(row: DeviceKind, name: str) -> dict[str, int]:
         return {}  # torch.accelerator has them for some kinds
 
 
-def choose(kind: str) -> None:
-    """Watch this kind from now on, and load its backend. Raises ValueError if this machine does not have it."""
-    instead = "--device-tensors cuda emulates CUDA on the CPU"
+def choose(name: str) -> None:
+    """Watch the kind of this name, and load its backend. Raises ValueError if this machine does not have it."""
+    kind = type_of(name)
     if kind in HOST_TYPES:
-        raise ValueError(f"--device {kind}: that is the host, where nothing waits for a device; {instead}")
+        raise ValueError(f"--device {kind}: that is the host, where nothing waits for a device; {_INSTEAD}")
     row, offered = backend(kind), {point.name: point for point in entry_points(group=OFFERS)}
     if module_of(row) is None and kind in offered:
-        point = offered[kind]
+        _load(offered[kind], kind)
+    if module_of(row) is None and row.package:
+        raise ValueError(f"--device {kind}: torch.{kind} comes with {row.package}, which is not installed; {_INSTEAD}")
+    if module_of(row) is None:
+        known = ", ".join([*KINDS_OF_DEVICES, *sorted(offered.keys() - KINDS_OF_DEVICES.keys())])
+        raise ValueError(f"--device {kind}: torch has no backend of this name; give one of {known}; {_INSTEAD}")
+    if not module_of(row).is_available():
+        raise ValueError(f"--device {kind}: torch.{kind}.is_available() is False here; {_INSTEAD}")
+    CHOSEN[:] = [kind]
+
+
+def _load(point: EntryPoint, kind: str) -> None:
+    """Have a package register its backend. Raises ValueError with its own error."""
+    try:
         point.load()
         getattr(sys.modules[point.module], "load", lambda: None)()
-    if module_of(row) is None and row.package:
-        raise ValueError(f"--device {kind}: torch.{kind} comes with {row.package}, which is not installed; {instead}")
-    if module_of(row) is None:
-        known = ", ".join([*KINDS_OF_DEVICES, *sorted(set(offered) - set(KINDS_OF_DEVICES))])
-        raise ValueError(f"--device {kind}: torch has no backend of this name; give one of {known}; {instead}")
-    if not module_of(row).is_available():
-        raise ValueError(f"--device {kind}: torch.{kind}.is_available() is False here; {instead}")
-    CHOSEN[:] = [kind]
+    except Exception as error:
+        said = f"{point.value} cannot be loaded: {type(error).__name__}: {error}"
+        raise ValueError(f"--device {kind}: {said}; {_INSTEAD}") from error

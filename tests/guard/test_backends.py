@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -126,9 +127,16 @@ def test_the_lint_knows_the_spellings_of_every_kind(tmp_path):
 @pytest.mark.parametrize(("kind", "said"), [
     ("cpu", "that is the host"), ("nothing", "torch has no backend of this name; give one of cuda, xpu"),
     ("npu", "torch.npu comes with torch_npu, which is not installed"),
+    ("ascend", "torch.npu comes with torch_npu, which is not installed"),
+    ("gaudi", "torch.hpu comes with habana_frameworks.torch, which is not installed"),
     ("xpu", "torch.xpu.is_available() is False here"),
+    ("accelerator:xpu", "torch.xpu.is_available() is False here"),
+    ("rocm", "torch.cuda.is_available() is False here"),
+    ("broken", "nowhere_at_all:Device cannot be loaded: ModuleNotFoundError"),
 ])  # fmt: skip
-def test_a_device_that_is_not_there_is_refused_with_what_to_use(kind, said):
+def test_a_device_that_is_not_there_is_refused_with_what_to_use(kind, said, monkeypatch):
+    broken = EntryPoint("broken", "nowhere_at_all:Device", present.OFFERS)
+    monkeypatch.setattr(present, "entry_points", lambda group: [broken])
     with pytest.raises(ValueError, match="--device-tensors cuda emulates") as caught:
         present.choose(kind)
     assert said in str(caught.value)
@@ -150,7 +158,8 @@ def test_the_word_fake_is_no_device_for_the_lint(tmp_path):
     program = tmp_path / "gan.py"
     program.write_text(
         "import torch\n\n\ndef train(net, noise, opts):\n    fake = net(noise)\n    labels = torch.tensor([0, 1])\n"
-        "    labels.to(fake)\n    labels.to(opts.fake)\n    for name in ['real', 'fake']:\n        torch.zeros(3).to(name)\n"
+        "    labels.to(fake)\n    labels.to(opts.fake)\n    for name in ['real', 'fake']:\n"
+        "        torch.zeros(3).to(name)\n"
         "    return torch.tensor([1.0]).to('xpu', non_blocking=True)\n"
     )
     assert [finding.site.line for finding in lint.lint([str(program)]).findings] == [11]
