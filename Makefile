@@ -42,9 +42,10 @@ check: $(VENV)/.test
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-# These tests, those on the fake accelerator in processes of their own. ARGS may name no test of one kind: 5.
+# These tests, those on the fake accelerator in processes of their own, where torch sees no other. ARGS may name no test
+# of one kind: 5.
 APART = $(PYTEST) -m "($(1)) and not fake" $(2) $(if $(2),|| test $$? = 5) && \
-	$(PYTEST) -m "($(1)) and fake" $(2) $(if $(2)$(filter-out all,$(ONLY)),|| test $$? = 5)
+	CUDA_VISIBLE_DEVICES= $(PYTEST) -m "($(1)) and fake" $(2) $(if $(2)$(filter-out all,$(ONLY)),|| test $$? = 5)
 
 # The sharpest cases of every kind. `doctor` builds the C++ first, so that no test waits for it.
 # Tests are compiled once, while that builds, and not by every process that a test starts.
@@ -78,7 +79,7 @@ newest: $(VENV)/.setup
 		echo "tests/guard on torch $$($(NEWEST)/bin/python -c 'import torch; print(torch.__version__)'):"; \
 		export OMP_NUM_THREADS=1; $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not process and not fake" \
 			tests/guard --ignore=tests/guard/test_race_engine.py $(ARGS) && \
-		$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "fake and not process" \
+		CUDA_VISIBLE_DEVICES= $(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "fake and not process" \
 			tests/guard tests/testing/test_fake_accelerator.py $(ARGS) && \
 		$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m process \
 			$(addprefix tests/guard/test_,pytest_session.py san_children.py kinds.py) $(ARGS); \

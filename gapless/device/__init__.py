@@ -56,11 +56,17 @@ def device_class(name: str) -> type[Device]:
 
 
 def seen_class() -> type[AcceleratorDevice] | None:
-    """Return the class of the accelerator that torch sees: its record, else the general class; None if it sees none."""
+    """Return the class of the accelerator that torch sees: its record, a plug-in's of its name, else the general class;
+    None if it sees none."""
     seen = torch_accelerator.current_accelerator(check_available=True)
     if seen is None:
         return None
-    return CudaDevice if seen.type == CudaDevice.torch_type and not torch.version.hip else _class_of(seen.type)
+    if seen.type == CudaDevice.torch_type and not torch.version.hip:
+        return CudaDevice
+    if seen.type in plug_ins(DEVICE_PLUG_INS) and not _record_of(seen.type):
+        found: type[AcceleratorDevice] = load(DEVICE_PLUG_INS, seen.type, "device")
+        return found
+    return _class_of(seen.type)
 
 
 def classes_here(asked: str = "auto") -> dict[str, type[Device]]:

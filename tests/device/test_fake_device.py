@@ -84,6 +84,11 @@ def test_a_capture_on_the_fake_that_reads_is_refused_and_the_device_continues(de
     assert x.tolist() == [2]
 
 
+def test_auto_takes_the_record_of_a_package() -> None:
+    fake.load()
+    assert device_class("auto") is fake.FakeDevice
+
+
 def test_a_number_beyond_the_devices_that_are_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no fake device 3, torch sees 1"):
         open_device("fake", number=3)
