@@ -80,8 +80,8 @@ def operators(name: str, sources: Sequence[Path]) -> Outcome:
 
 
 def module(name: str, sources: Sequence[Path], warns: bool = True) -> ModuleType | None:
-    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`, whose
-    reason is logged if it `warns`."""
+    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`; it
+    `warns` of that too."""
     _loaded(name, sources, prebuilt.of_python(name), partial(_import, name), warns)
     return modules.get(name)
 
