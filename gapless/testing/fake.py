@@ -16,8 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Event as Event
-from torch import Stream, Tensor
+from torch import Tensor
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from gapless.base.errors import ConfigError
@@ -144,12 +143,11 @@ def synchronize(device: Any = None) -> None:
     load().drain()
 
 
-def default_stream(device: Any = None) -> Stream:
-    kind: Any = torch._C._autograd.DeviceType.PrivateUse1
-    return Stream(0, 0, int(kind))
+def default_stream(device: Any = None) -> Any:
+    return load().default_stream()
 
 
-def stream(stream: Stream | None) -> AbstractContextManager[None]:
+def stream(stream: Any) -> AbstractContextManager[None]:
     """Make a stream the current one of this thread for a block; None changes nothing."""
     return nullcontext() if stream is None else CurrentStream(stream)
 
@@ -188,13 +186,13 @@ def _is_in_bad_fork() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what torch.accelerator has for all devices: `empty_cache`, `current_stream`, `memory_allocated`."""
+    """Return what torch has for all devices: its classes, and torch.accelerator's functions."""
     if name == "Graph":
         return load().Graph
-    try:
-        return getattr(torch_accelerator, _OF_TORCH.get(name, name))
-    except AttributeError:
-        raise AttributeError(f"torch.{FAKE} has no {name}, and torch.accelerator has none") from None
+    owner, known = (torch, name) if name in ("Event", "Stream") else (torch_accelerator, _OF_TORCH.get(name, name))
+    if name.startswith("_") or not hasattr(owner, known):
+        raise AttributeError(f"torch.{FAKE} has no {name}, and torch.accelerator has none")
+    return getattr(owner, known)
 
 
 class FakeDevice(AcceleratorDevice):

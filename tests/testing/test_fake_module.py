@@ -158,6 +158,6 @@ def test_a_generator_belongs_to_its_device() -> None:
 
 
 def test_the_state_of_random_numbers_is_kept_and_restored() -> None:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(device_type="fake"):
         first = torch.rand(4, device="fake")
     assert torch.equal(first, torch.rand(4, device="fake"))

@@ -44,6 +44,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Whether this is the accelerator that torch pins memory of the host for.
   m.def("pins", [] { return is_pinned(at::empty({1}, at::TensorOptions().pinned_memory(true)).storage().data()); });
   m.def("generator", &default_generator);
+  m.def("default_stream", [] { return c10::Stream(c10::Stream::DEFAULT, device()); });
   m.def("delay", &delay);
   m.def("hold", [](bool held) {
     for (Stream* stream : all_streams()) stream->hold(held);
