@@ -67,10 +67,7 @@ def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> 
     names = [shlex.join(own) or "(defaults)" for own in (a, b)]
     if names[0] == names[1]:
         names = [f"{names[0]} ({letter})" for letter in LETTERS]
-    return (
-        Arm("A", names[0], flags=(*both, *a), own=tuple(a)),
-        Arm("B", names[1], flags=(*both, *b), own=tuple(b)),
-    )
+    return (Arm("A", names[0], flags=(*both, *a), own=tuple(a)), Arm("B", names[1], flags=(*both, *b), own=tuple(b)))
 
 
 def arms_from_urls(a: str, b: str, api_key: str = "", insecure: bool = False) -> tuple[Arm, Arm]:
