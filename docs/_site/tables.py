@@ -24,6 +24,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
 from peer_table import aims_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
+from rank_table import AIMS, met  # noqa: E402
 
 from gapless.base.config import NEEDS_ONE_RANK, EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
@@ -368,6 +369,25 @@ RECORDS = (
 """Tables that were measured once, by the names of their files in docs/measurements"""
 
 
+RANKS = sorted(path.stem for path in (DOCS / "measurements").glob("ranks-*.json"))
+"""Records of benchmarks/gpu_ranks.py"""
+
+
+def rank_aims() -> Lines:
+    """Each question about ranks with its aims, and the worst figures of the runs that there are."""
+    found = {(mode, gpus, what): value for name in RANKS for mode, gpus, what, value in _load(name)["found"]}
+    lines = _head("`--only`", "GPUs", "aims", "found")
+    order = sorted(AIMS, key=lambda key: -key[1])
+    for (mode, gpus), keys in itertools.groupby(order, key=itemgetter(0, 1)):
+        aims, ran = [], []
+        for key in keys:
+            aims.append(f"{key[2]} {AIMS[key]}".replace("<=", "≤").replace(">=", "≥"))
+            if key in found:
+                ran.append(f"{key[2]} {found[key]:.3g}: {'met' if met(AIMS[key], found[key]) else 'missed'}")
+        lines.append(row(f"`{mode}`", gpus, "; ".join(aims), "; ".join(ran) or "never run"))
+    return lines
+
+
 def refused_of_ranks() -> Lines:
     """The settings that several ranks do not serve."""
     return [*_head("refused", "because"), *(row(f"`{name}`", why) for name, _, why in NEEDS_ONE_RANK)]
@@ -398,7 +418,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "constants": tuning_constants,
     "refused-of-ranks": refused_of_ranks,
     "accelerators": accelerators,
-    **{name: partial(record, name) for name in RECORDS},
+    "rank-aims": rank_aims,
+    **{name: partial(record, name) for name in (*RECORDS, *RANKS)},
 }
 
 
