@@ -127,6 +127,8 @@ def late(rank: Rank, options: argparse.Namespace, table: Table | None) -> None:
         for _ in range(AHEAD):
             graph.launch(rank.device.compute)
         rank.device.compute.record().wait()
+        while not rank.commons.stopped:  # a process that ends stops the ranks
+            time.sleep(0.01)
         return
     launched: list[float] = []
 
