@@ -35,7 +35,7 @@ mps() { # on or off
     if [ "$1" = on ]; then nvidia-cuda-mps-control -d; else echo quit | nvidia-cuda-mps-control; fi
 }
 
-nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader
+[ -n "$call" ] && nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader
 case $call in
 one)
     tests 110 kernels -k "not process and not killed"
@@ -43,7 +43,7 @@ one)
     ranks 45 sums --only sums --device-ids 0,0
     ranks 40 late --only late --device-ids 0,0
     ranks 90 tp --only tp --device-ids 0,0 --size 0.6B --rows 1 32 --rounds 2
-    tests 170 engines -k process
+    tests 170 engines -n 3 -k process
     ranks 90 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64
     mps off
     ranks 120 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
@@ -63,7 +63,7 @@ two)
     ranks 45 late --only late
     ranks 200 tp-8B --only tp --size 8B
     ranks 160 death --only death --size 8B --rounds 1
-    tests 150 engines -k "process or killed"
+    tests 150 engines -n 3 -k "process or killed"
     ;;
 two-formats)
     ranks 230 tp-8B-formats --only tp --size 8B --quantization fp8 int4 --rounds 2
@@ -91,7 +91,7 @@ eight)
     ranks 280 tp-32B --only tp --size 32B --ranks 4 8 --rows 1 32 --rounds 1
     ;;
 *)
-    sed -n '2,14p' "$0" && exit 2
+    sed -n '2,12p' "$0" && exit 2
     ;;
 esac
 exit 0
