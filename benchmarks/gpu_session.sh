@@ -29,7 +29,7 @@ case ${1:-} in
 1) # any accelerator: CUDA by both classes
     nvidia-smi --query-gpu=name,driver_version,memory.used,clocks.sm,power.limit --format=csv,noheader
     python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, torch.cuda.is_available())"
-    tests 170 accelerator 8 tests/gpu/test_accelerator_cuda.py tests/gpu/test_cuda_device.py
+    tests 170 accelerator 12 tests/gpu/test_cuda_device.py tests/gpu/test_engine_cuda.py tests/gpu/test_host_tier_cuda.py
     old="--arm before=code=$TMP/before,device=cuda"
     [ -d "$TMP/before" ] || old=
     both="--arm cuda=device=cuda --arm general=device=accelerator:cuda"
@@ -43,8 +43,8 @@ case ${1:-} in
     tests 480 kernels 14 tests/kernels
     ;;
 3) # the other tests on a GPU; ranks
-    tests 230 gpu 12 tests/gpu --ignore tests/gpu/test_ranks_cuda.py --ignore tests/gpu/test_accelerator_cuda.py \
-        --ignore tests/gpu/test_cuda_device.py
+    tests 230 gpu 12 tests/gpu --ignore tests/gpu/test_ranks_cuda.py --ignore tests/gpu/test_cuda_device.py \
+        --ignore tests/gpu/test_engine_cuda.py --ignore tests/gpu/test_host_tier_cuda.py
     step 400 70 ranks sh benchmarks/gpu_ranks.sh one 385
     ;;
 4) # large shapes; ranks beside one process

@@ -17,7 +17,6 @@ BENCHMARKS = ROOT / "benchmarks"
 PAIR = "--kv-tier host:16MiB --kv-tier peer:16MiB"
 SMALLEST = {
     "adapted_rows": ["--rows", "4", "--adapters", "2", "--rounds", "1"],
-    "depth": ["--batch", "2", "--prompt", "16", "--output", "16", "--rounds", "1"],
     "format_accuracy": ["--questions", "2", "--only", "weights int8"],
     "front_cost": ["--streams", "2", "--tokens", "8", "--rounds", "1"],
     "gpu_all": ["--cpu"],

@@ -79,9 +79,10 @@ def operators(name: str, sources: Sequence[Path]) -> Outcome:
     return _loaded(name, sources, name, torch.ops.load_library)
 
 
-def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
-    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
-    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name))
+def module(name: str, sources: Sequence[Path], warns: bool = True) -> ModuleType | None:
+    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`; it
+    `warns` of that too."""
+    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name), warns)
     return modules.get(name)
 
 
@@ -90,13 +91,15 @@ def may_have(name: str) -> bool:
     return bool(prebuilt.find(name) or compiler())
 
 
-def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
+def _loaded(
+    name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None], warns: bool = True
+) -> Outcome:
     """Load the prebuilt library of this name or else build it, once, and return the outcome. Its reason also says why a
     library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
             outcome = _brought(brought, load) or _built(name, sources, load)
-            if outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
+            if warns and outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
                 log.warning("C++ (%s) is not there, and work on the CPU is slower: %s", name, outcome.reason)
             outcomes[name] = outcome
         return outcomes[name]
