@@ -373,12 +373,12 @@ RANKS = sorted(path.stem for path in (DOCS / "measurements").glob("ranks-*.json"
 """Records of benchmarks/gpu_ranks.py"""
 
 
-def rank_aims() -> Lines:
-    """Each question about ranks with its aims, and the worst figures of the runs that there are."""
+def rank_aims(several: bool) -> Lines:
+    """Each question about ranks on one GPU, or on several, with its aims, and the worst figures that were found."""
     found = {(mode, gpus, what): value for name in RANKS for mode, gpus, what, value in _load(name)["found"]}
     lines = _head("`--only`", "GPUs", "aims", "found")
-    order = sorted(AIMS, key=lambda key: -key[1])
-    for (mode, gpus), keys in itertools.groupby(order, key=itemgetter(0, 1)):
+    asked = [key for key in AIMS if (key[1] > 1) == several]
+    for (mode, gpus), keys in itertools.groupby(asked, key=itemgetter(0, 1)):
         aims, ran = [], []
         for key in keys:
             aims.append(f"{key[2]} {AIMS[key]}".replace("<=", "≤").replace(">=", "≥"))
@@ -418,7 +418,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "constants": tuning_constants,
     "refused-of-ranks": refused_of_ranks,
     "accelerators": accelerators,
-    "rank-aims": rank_aims,
+    "ranks-shared": lambda: rank_aims(several=False),
+    "ranks-several": lambda: rank_aims(several=True),
     **{name: partial(record, name) for name in (*RECORDS, *RANKS)},
 }
 
