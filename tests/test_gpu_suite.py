@@ -16,7 +16,8 @@ NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "n
 
 def documented() -> list[str]:
     """The arguments of the command in CONTRIBUTING.md."""
-    (command,) = re.findall(r"`python (-m pytest tests/gpu .*?)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`python (-m pytest tests/gpu .*?)`", text)
     return shlex.split(command)
 
 
