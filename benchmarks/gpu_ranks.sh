@@ -6,6 +6,7 @@
 #   sh benchmarks/gpu_ranks.sh two             two GPUs: tests, sums, a late rank, 8B beside one rank, deaths
 #   sh benchmarks/gpu_ranks.sh two-formats     FP8 and INT4 on 8B, and the 32B shape
 #   sh benchmarks/gpu_ranks.sh two-pd          prefill and decode apart at three lengths of prompts
+#   sh benchmarks/gpu_ranks.sh two-dp          two engines of one server beside two servers
 #   sh benchmarks/gpu_ranks.sh two-peer        vLLM beside, whose packages are in $PEER_PATH
 #   sh benchmarks/gpu_ranks.sh four            four GPUs: sums, 8B and 32B by two and four ranks, deaths
 #   sh benchmarks/gpu_ranks.sh four-pd         prefill and decode apart, two ranks a side
@@ -45,6 +46,7 @@ one)
     ranks 90 tp --only tp --device-ids 0,0 --size 0.6B --rows 1 32 --rounds 2
     tests 170 engines -n 3 -k process
     ranks 90 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64
+    ranks 70 dp --only dp --device-ids 0,0 --size 0.6B --rounds 1
     mps off
     ranks 120 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
     tests 60 killed -k killed
@@ -72,6 +74,10 @@ two-formats)
 two-pd)
     ranks 550 pd --only pd --size 8B
     ;;
+two-dp)
+    ranks 280 dp-8B --only dp --size 8B
+    ranks 200 dp-0.6B --only dp --size 0.6B --streams 256
+    ;;
 two-peer)
     ranks 280 peer-8B --only peer --size 8B --peer-path "${PEER_PATH:-}"
     ranks 280 peer-32B --only peer --size 32B --rounds 2 --peer-path "${PEER_PATH:-}"
@@ -91,7 +97,7 @@ eight)
     ranks 280 tp-32B --only tp --size 32B --ranks 4 8 --rows 1 32 --rounds 1
     ;;
 *)
-    sed -n '2,12p' "$0" && exit 2
+    sed -n '2,13p' "$0" && exit 2
     ;;
 esac
 exit 0

@@ -259,7 +259,7 @@ def pd(options: Namespace) -> None:
             server |= {"kv_cache_memory_bytes": (16 << 30) // world}
         words = ["--model", server["model"], "--ranks", str(world), "--pair", pair, "--output", str(options.output)]
         given = prefill_decode.parser().parse_args([*words, "--gpus", *gpus, "--", *flags_of(server)])
-        with prefill_decode.sides(given) as urls:
+        with prefill_decode.started(prefill_decode.pair_and_mixed(given), given) as urls:
             for length in options.lengths:
                 given.shortest, given.longest, given.rounds = length // 2, length, options.rounds
                 given.rate = options.load / (0.72 * length)
