@@ -46,7 +46,7 @@ def devices(gpus: Sequence[str], *engines: int) -> str:
 
 @contextmanager
 def serving(servers: Sequence[Server]) -> Iterator[None]:
-    """These servers while they run; they start together."""
+    """Start these servers together, and stop them at the end."""
     pool = ThreadPoolExecutor()
     try:
         list(pool.map(Server.start, servers))

@@ -353,7 +353,7 @@ def recorded_clients() -> Lines:
 
 
 def accelerators() -> Lines:
-    """The records of accelerators: what each has, and what is missing."""
+    """Return the table of accelerators: the capabilities of each record, and the missing ones."""
     lines = _head("`--device`", "torch's type", "kernels", "captures", "streams", "has run", "missing")
     for record in (CudaDevice, *ACCELERATORS.values()):
         captures, run = ("no", "yes")[record.caps.captures], ("never", "yes")[record.has_run]
