@@ -45,8 +45,9 @@ class Found(NamedTuple):
 
 def kv_bytes(options: Namespace, size: str, world: int) -> int:
     """Return the bytes of KV on each rank that the largest load needs, so that no arm waits for pages."""
-    tokens = max(options.rows) * (options.prompt + options.output + PAGE)
-    return 256 << 20 if options.device == "cpu" else tokens * token_bytes(size, world) + (256 << 20)
+    if options.device == "cpu" or options.model:
+        return 256 << 20 if options.device == "cpu" else 8 << 30
+    return max(options.rows) * (options.prompt + options.output + PAGE) * token_bytes(size, world) + (256 << 20)
 
 
 @contextmanager
@@ -68,9 +69,9 @@ def engine(options: Namespace, size: str, arm: Arm, **more: Any) -> Iterator[LLM
 
 
 def fit(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> bool:
-    """Return whether all GPUs have room for all arms at once."""
-    if options.device == "cpu":
-        return True
+    """Return whether all GPUs have room for all arms at once; not of a model, whose size is not known here."""
+    if options.device == "cpu" or options.model:
+        return options.device == "cpu"
     need: dict[int, float] = defaultdict(float)
     for arm in arms:
         for gpu in (options.device_ids or [*range(arm.world)])[: arm.world]:
@@ -90,7 +91,8 @@ def once(llm: LLM, rows: int, options: Namespace) -> Found:
 def played(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> dict[tuple[Arm, int], list[Found]]:
     """Return the rounds of each arm and count of rows: in turns if all arms have room, else one arm after another."""
     found: dict[tuple[Arm, int], list[Found]] = defaultdict(list)
-    for together in [arms] if fit(options, size, kind, arms) else [[arm] for arm in arms]:
+    every = [arms] if fit(options, size, kind, arms) else [[arm] for arm in arms]
+    for together in every:
         with ExitStack() as stack:
             up = {arm: stack.enter_context(engine(options, size, arm, quantization=kind)) for arm in together}
             for rows in options.rows:
@@ -98,6 +100,8 @@ def played(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> dic
                     for arm in together[:: -1 if turn % 2 else 1]:
                         got = once(up[arm], rows, options)
                         found[arm, rows] += [got] if turn else []
+                for arm in together:  # a run that is stopped leaves these
+                    print(f"  {size}, {kind}, {arm}, {counted(rows)}: {middle(found[arm, rows])}", flush=True)
     return found
 
 
