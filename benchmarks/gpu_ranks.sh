@@ -28,7 +28,7 @@ tests() { # seconds, name, options of pytest
     seconds=$1 name=$2
     shift 2
     step "$seconds" 25 "$name" python -m pytest tests/gpu/test_ranks_cuda.py -m gpu -q -o addopts= \
-        -p no:cacheprovider -W default --tb=short --durations 5 --timeout 120 --timeout-method thread "$@"
+        -p no:cacheprovider -p no:benchmark -W default --tb=short --durations 5 --timeout 120 --timeout-method thread "$@"
     keep
 }
 mps() { # on or off
@@ -45,18 +45,18 @@ one)
     ranks 40 late --only late --device-ids 0,0
     ranks 90 tp --only tp --device-ids 0,0 --size 0.6B --rows 1 32 --rounds 2
     tests 170 engines -n 3 -k process
-    ranks 90 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64
-    ranks 70 dp --only dp --device-ids 0,0 --size 0.6B --rounds 1
+    ranks 130 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64
+    ranks 90 dp --only dp --device-ids 0,0 --size 0.6B --rounds 1
     mps off
     ranks 120 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
     tests 60 killed -k killed
     ;;
 large)
     mps on
-    ranks 170 tp-8B --only tp --device-ids 0,0 --size 8B --rounds 2
-    ranks 140 tp-8B-formats --only tp --device-ids 0,0 --size 8B --rows 32 --rounds 2 --quantization fp8 int4
-    ranks 200 tp-32B --only tp --device-ids 0,0 --size 32B --rows 1 32 --rounds 1
-    ranks 120 sums-4 --only sums --device-ids 0,0,0,0 --ranks 4
+    ranks 190 tp-8B --only tp --device-ids 0,0 --size 8B --rounds 2
+    ranks 45 sums-4 --only sums --device-ids 0,0,0,0 --ranks 4
+    ranks 210 tp-32B --only tp --device-ids 0,0 --size 32B --rows 1 32 --rounds 1
+    ranks 170 tp-8B-formats --only tp --device-ids 0,0 --size 8B --rows 32 --rounds 1 --quantization fp8 int4
     mps off
     ;;
 two)
