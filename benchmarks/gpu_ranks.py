@@ -192,6 +192,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="longest prompts of pd")
     parser.add_argument("--load", type=float, default=10_000, help="prompt tokens a second of pd")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each turn of pd")
+    parser.add_argument("--tier", default="12GiB", help="of the host, for each side of a pair and for what it lends")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

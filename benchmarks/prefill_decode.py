@@ -119,8 +119,12 @@ def started(
             ]
             for side, servers in sides.items()
         }
-        with serving([server for servers in made.values() for server in servers]):
-            yield {side: [server.url for server in servers] for side, servers in made.items()}
+        try:
+            with serving([server for servers in made.values() for server in servers]):
+                yield {side: [server.url for server in servers] for side, servers in made.items()}
+        except RuntimeError:
+            print(*(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs.glob("*.log")), sep="\n", flush=True)
+            raise
 
 
 def pair_and_mixed(options: argparse.Namespace) -> Sides:
