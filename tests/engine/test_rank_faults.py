@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from gapless.base.errors import RequestError
 from gapless.demo import weights_dir
 from gapless.engine import rank_process, ranks
 from gapless.engine.build import build_core
+from gapless.engine.process_backend import ProcessBackend
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -110,6 +112,31 @@ def test_a_rank_stopped_in_its_start_is_named(faulty, place):
     faulty(f"stop at {place}")
     with pytest.raises(EngineDeadError, match=r"^rank 1 gave no sign of life for 1\.8 s"):
         engine()
+
+
+async def test_a_stopped_rank_ends_with_a_start_that_is_given_up():
+    backend = ProcessBackend(EngineConfig(tensor_parallel_size=2))
+    start = asyncio.create_task(backend.start(None))
+    async with asyncio.timeout(60):
+        while not (stopped := children(backend.pid)):
+            await asyncio.sleep(0.05)
+        os.kill(stopped[0], signal.SIGSTOP)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        while state(stopped[0]) not in "ZX":
+            await asyncio.sleep(0.05)
+
+
+def children(parent: int | None) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()] if parent else []
+
+
+def state(process: int) -> str:
+    """Return the letter of a process's state, X for one that is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def test_a_rank_that_hangs_in_its_start_is_named(faulty, monkeypatch):
