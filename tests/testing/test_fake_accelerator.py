@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_accelerator import child_environment
 from torch import Tensor
 
-from gapless.device import compiling
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
-if compiling.compiler() is None:
-    pytest.skip("there is no C++ compiler", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
@@ -431,6 +429,12 @@ def test_a_custom_operator_that_only_writes_runs_on_the_stream() -> None:
         torch.ops.fake_accelerator_test.nowhere(x)
 
 
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
 EXITS = {
     "queued": "fake.hold(True); x = torch.ones(1000, device='fake'); y = x + 1",
     "lazy": "fake.delays(3, lazy=True); x = torch.ones(100, device='fake'); [x @ x for _ in range(50)]",
@@ -442,7 +446,7 @@ EXITS = {
 @pytest.mark.parametrize("name", EXITS)
 def test_a_process_ends_cleanly_with_work_in_its_queues(name: str) -> None:
     program = f"import torch; from gapless.testing import fake; fake.load(); {EXITS[name]}; print('end')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
@@ -452,8 +456,7 @@ def test_the_device_has_no_memory_that_the_host_can_read() -> None:
         "import torch, ctypes; from gapless.testing import fake; fake.load(); x = torch.ones(4, device='fake'); "
         "x.tolist(); ctypes.string_at(x.data_ptr(), 4)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
-    assert done.returncode == -11
+    assert run(program).returncode == -11
 
 
 def test_an_emptied_cache_keeps_blocks_whose_work_is_queued() -> None:
@@ -537,7 +540,7 @@ print(torch.ones(4, device="fake").tolist())
 
 @pytest.mark.process
 def test_work_after_the_end_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    done = run(LATE)
     assert done.returncode == 0 and "refused: the fake accelerator has ended" in done.stdout, done.stdout + done.stderr
 
 

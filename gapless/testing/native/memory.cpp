@@ -4,7 +4,6 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/Exception.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
