@@ -66,12 +66,12 @@ class Side(NamedTuple):
 
 def devices_of(side: int, engine: EngineConfig, env: Mapping[str, str], seen: int) -> tuple[list[str], dict[str, str]]:
     """Return the flags and the variables that give a side devices of its own: its part of the ones that `env` names, if
-    these are enough for both. If it names none, they follow the devices of the ranks, `seen` in all; a device that is
-    named for the only rank is both sides'."""
+    these are enough for both. If it names none and `seen` devices are there, the decoder's follow the ranks of the
+    prefiller; one that is named for an only rank is both sides'."""
     numbers = engine.devices
     ranks, named = len(numbers), {name: env[name].split(",") for name in SEEN_DEVICES if name in env}
-    if not named and (seen >= 2 and engine.device_ids is None if ranks == 1 else seen):
-        return ["--device-ids", ",".join(str(side * ranks + number) for number in numbers)], {}
+    if side and not named and (seen >= 2 and engine.device_ids is None if ranks == 1 else seen):
+        return ["--device-ids", ",".join(str(ranks + number) for number in numbers)], {}
     enough = {name: devices for name, devices in named.items() if len(devices) >= 2 * ranks}
     return [], {name: ",".join(devices[side * ranks :][:ranks]) for name, devices in enough.items()}
 
@@ -80,7 +80,7 @@ async def seen_devices() -> int:
     """Return the number of accelerators that torch sees, in a process of its own: this one never needs torch."""
     count = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", COUNT_PROGRAM, stdout=PIPE)
     said, _ = await count.communicate()
-    return int(said) if said.strip().isdigit() else 0  # the sides will say what ails torch
+    return int(said) if said.strip().isdigit() else 0  # torch fails in the sides, too
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -131,9 +131,10 @@ class PairServing:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end.set)
         try:
-            self._seen = 0 if self._engine.device == "cpu" else await seen_devices()
-            for side in self._sides:
-                await self._begin(side)
+            prefiller, decoder = self._sides
+            await self._begin(prefiller)
+            self._seen = await seen_devices()
+            await self._begin(decoder)
             if await self._up():
                 await self._route(time.monotonic() - began)
         finally:

@@ -35,7 +35,7 @@ def test_a_setting_is_refused_by_the_capability_that_the_device_lacks(field, val
 
 def test_devices_are_chosen_by_number_only_where_there_are_some() -> None:
     refuse_lacking(EngineConfig(device_ids="1"), "cuda", CudaDevice.caps)
-    with pytest.raises(ConfigError, match="^device_ids: cpu has no devices to choose from.*leave device_ids out"):
+    with pytest.raises(ConfigError, match=r"^device_ids: cpu has no devices to choose from.*leave device_ids out"):
         refuse_lacking(EngineConfig(device_ids="1"), "cpu", Caps())
 
 

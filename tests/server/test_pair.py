@@ -46,10 +46,10 @@ def answer(client, request):
     [
         ({}, {}, 0, "", ""),
         ({}, {}, 1, "", ""),
-        ({}, {}, 2, "0", "1"),
+        ({}, {}, 2, "", "1"),
         ({"device_ids": "1"}, {}, 2, "", ""),
         ({"tensor_parallel_size": 2}, {}, 0, "", ""),
-        ({"tensor_parallel_size": 2}, {}, 2, "0,1", "2,3"),
+        ({"tensor_parallel_size": 2}, {}, 2, "", "2,3"),
         ({}, {"CUDA_VISIBLE_DEVICES": "5,3"}, 2, "CUDA_VISIBLE_DEVICES=5", "CUDA_VISIBLE_DEVICES=3"),
         ({}, {"CUDA_VISIBLE_DEVICES": "5"}, 1, "", ""),
     ],
