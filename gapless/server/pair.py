@@ -66,8 +66,8 @@ class Side(NamedTuple):
 
 def devices_of(side: int, engine: EngineConfig, env: Mapping[str, str], seen: int) -> tuple[list[str], dict[str, str]]:
     """Return the flags and the variables that give a side devices of its own: its part of the ones that `env` names, if
-    these are enough for both. If it names none and `seen` devices are there, the decoder's follow the ranks of the
-    prefiller; one that is named for an only rank is both sides'."""
+    these are enough for both. If it names none of the `seen` devices, the decoder has the ones after the
+    prefiller's; one that is named for an only rank is both sides'."""
     numbers = engine.devices
     ranks, named = len(numbers), {name: env[name].split(",") for name in SEEN_DEVICES if name in env}
     if side and not named and (seen >= 2 and engine.device_ids is None if ranks == 1 else seen):
