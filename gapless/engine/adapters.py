@@ -48,7 +48,7 @@ class AdapterFiles(NamedTuple):
 
 
 class FollowingAdapters:
-    """The adapters of a rank that follows. Reads those of the config at once: pinning their memory would keep steps."""
+    """The adapters of a rank that follows. The config's are read in the start: taking pinned memory later stalls steps."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self._files = files
