@@ -48,6 +48,7 @@ AIMS: dict[Key, str] = {
     ("tp", 1, "device idle"): "<= 2 %",
     ("death", 1, "ready again"): "<= 15 s",
     ("death", 1, "failed streams"): "<= 0",
+    ("dp", 1, "tokens/s"): ">= 0.95 x",
 }
 """What a figure should be, by mode, GPUs (1: all ranks share it) and what is measured, the worst of a run"""
 

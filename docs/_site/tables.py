@@ -391,6 +391,11 @@ def rank_aims(several: bool) -> Lines:
     return lines
 
 
+def rank_records() -> Lines:
+    """All records of ranks, one after another."""
+    return [line for name in RANKS for line in (*record(name), "")]
+
+
 def refused_of_ranks() -> Lines:
     """The settings that several ranks do not serve."""
     return [*_head("refused", "because"), *(row(f"`{name}`", why) for name, _, why in NEEDS_ONE_RANK)]
@@ -422,8 +427,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "refused-of-ranks": refused_of_ranks,
     "accelerators": accelerators,
     "ranks-shared": lambda: rank_aims(several=False),
+    "ranks-records": rank_records,
     "ranks-several": lambda: rank_aims(several=True),
-    **{name: partial(record, name) for name in (*RECORDS, *RANKS)},
+    **{name: partial(record, name) for name in RECORDS},
 }
 
 
