@@ -130,11 +130,11 @@ async def history(call: HttpCall) -> ASGIApp:
     state, llm = call.state, call.state.llm
     first, samples = state.samples.after(_number(call, "after", 0, 0, 10**9 - 1))
     free, total = host.memory()
-    engine = getattr(llm.backend, "pid", None)
-    kv_bytes = llm.info.kv_bytes if llm.started else 0
+    pids = [pid for one in llm.backend.engines if (pid := getattr(one, "pid", None))]
+    kv_bytes = sum([one.info.kv_bytes for one in llm.backend.engines]) if llm.started else 0
     server = host.resident("self") + sum(map(host.resident, state.others.pids))
     memory = {"free": free, "total": total, "server": server, "kv": kv_bytes}
-    memory |= {"engine": sum(map(host.resident, host.with_children(engine))) if engine else 0}
+    memory |= {"engine": sum([host.resident(one) for pid in pids for one in host.with_children(pid)])}
     seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
     return json_response({**seen, "latency": state.samples.latency(), "memory": memory})
 

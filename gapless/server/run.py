@@ -29,6 +29,7 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit
 from gapless.base.progress import CLEAR_LINE
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
+from gapless.engine.fleet import Fleet, fleet_of
 from gapless.engine.frontdoor import Located, locate, open_assets
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
@@ -65,6 +66,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
     """
     try:
         check_tls(server)
+        refuse_beside_engines(engine, server)
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener:
             located = locate(engine)
@@ -76,6 +78,21 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return exit_code(error)
+
+
+def refuse_beside_engines(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raise ConfigError for a setting that does not go with several engines."""
+    if engine.data_parallel_size == 1:
+        return
+    for name, has, why in (
+        ("pd", server.pd != "none", "a prefiller and a decoder are two servers"),
+        ("role", engine.role is not None, "engines of one server have no peers"),
+        ("kv_peers", engine.peer_plan or engine.file_without_peers, "engines of one server have no peers"),
+        ("api_server_count", server.api_server_count > 1, "one process knows where each request is"),
+        ("kv_events_config", server.kv_events_config, "events of one engine alone are published"),
+    ):
+        if has:
+            raise ConfigError(f"{name} does not go with data_parallel_size above 1: {why}; leave out one of them")
 
 
 @dataclass(eq=False)
@@ -135,8 +152,10 @@ class Serving:
             if self.tracing is not None:
                 await self.tracing.close()
 
-    def _backend(self) -> ProcessBackend:
+    def _backend(self) -> ProcessBackend | Fleet:
         config, worker, give_up = self.located.config, self.worker, self._give_up
+        if config.data_parallel_size > 1:
+            return fleet_of(config, worker, give_up)
         if self.config.api_server_count == 1:
             return ProcessBackend(config, worker=worker, on_give_up=give_up)
         return SharedBackend(config, worker=worker, on_give_up=give_up, fronts=self._fronts)
@@ -188,7 +207,8 @@ class Serving:
     def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
         where, curl = address_of(self.config, self.listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self.config.api_key else ""
-        ranks = f", {info.ranks} ranks" if info.ranks > 1 else ""
+        engines, ranks = self.engine.data_parallel_size, f", {info.ranks} ranks" if info.ranks > 1 else ""
+        ranks = f", {engines} engines{ranks}{' each' * bool(ranks)}" if engines > 1 else ranks
         kv = "" if info.kv_cache_dtype == "auto" else f", KV in {info.kv_cache_dtype}"
         line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "

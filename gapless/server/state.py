@@ -83,7 +83,7 @@ class ServerState:
         """Engines that give each other pages, if this one has any"""
         self.weight_version = "default"
         """The weights' name in answers; an update gives them another."""
-        self.metrics = Metrics(self.model_names[0])
+        self.metrics = Metrics(self.model_names[0], len(llm.backend.engines))
         self.samples = SampleLog(self.metrics)
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.others = OtherFronts()
