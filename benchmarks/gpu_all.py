@@ -35,7 +35,8 @@ class Load(NamedTuple):
     output: int
     requests: int = 0
     mixed: bool = False
-    """Whether both lengths are anything from a half to one and a half of that, so that requests do not end together."""
+    """True if both lengths are drawn from half to one and a half of their values, so that requests do not end
+    together."""
 
     def __str__(self) -> str:
         more = f" of {self.requests}" if self.requests else ""
@@ -51,7 +52,7 @@ class Result(NamedTuple):
 
     tokens_per_s: float
     step_us: float
-    """From one step's end on the device to the next one's."""
+    """Time from one step's end on the device to the next one's."""
     device_us: float
     host_us: float
     idle: float
@@ -65,7 +66,7 @@ class Result(NamedTuple):
 
 
 def drive(core: EngineCore, load: Load, seed: int) -> Result:
-    """Run a load to its end, and say how it went."""
+    """Run a load to its end, and return its figures."""
     random = np.random.default_rng(seed)
 
     def submit(key: int) -> None:
@@ -103,7 +104,7 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
 
 
 def timed_captures(core: EngineCore) -> list[float]:
-    """A list that grows by the milliseconds of each capture from now on."""
+    """Return a list to which each later capture adds its milliseconds."""
     took, device = [], core.loop.device
     capture = type(device).capture
 
@@ -119,7 +120,7 @@ def timed_captures(core: EngineCore) -> list[float]:
 
 
 def bandwidth() -> float:
-    """Bytes a second that a large read reaches: a copy of 4 GiB, bytes read and written counted."""
+    """Return the bytes a second of a copy of 4 GiB, bytes read and written counted."""
     source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").fill_(1)
     target = torch.empty_like(source)
     seconds = []
@@ -143,7 +144,7 @@ def engine(directory: Path, **options: Any) -> EngineCore:
 
 
 def engines() -> Iterator[str]:
-    """Lines of the table of targets."""
+    """Yield the lines of the table."""
     speed = bandwidth()
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -182,7 +183,7 @@ def engines() -> Iterator[str]:
 
 
 def arrivals(got: Result) -> str:
-    """Idle time by cause, and captures."""
+    """Return the idle time by cause and the captures as text."""
     idle = ", ".join(f"{cause} {100 * share:.2f} %" for cause, share in got.causes.items() if share > 5e-5)
     times = f", {min(got.captures_ms):.0f} to {max(got.captures_ms):.0f} ms" if got.captures_ms else ""
     return f"idle: {idle}; {len(got.captures_ms)} captures{times}"

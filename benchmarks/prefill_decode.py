@@ -2,8 +2,8 @@
 
 `PYTHONPATH=.:benchmarks python benchmarks/prefill_decode.py --model DIR [--rate 8] [--rounds 3] [-- --device cuda]`
 starts `serve --pd 1p1d` and two plain servers, whose requests alternate. All get the same prompts at the same times
-(Poisson), in turn; no prompt begins as another does. Where CUDA_VISIBLE_DEVICES names two GPUs, each side has one for
-each of its engines; else the engines share what there is. What follows `--` are flags for every server.
+(Poisson), in turn; no prompt begins as another does. Where there are GPUs for two engines, each side has its own for
+each of them; else the engines share what there is. What follows `--` are flags for every server.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ Times = Sequence[float]
 
 
 def devices(gpus: Sequence[str], *engines: int) -> str:
-    """The environment of a server whose engines have these numbers."""
-    return f"CUDA_VISIBLE_DEVICES={','.join(gpus[number] for number in engines)}" if len(gpus) > 1 else ""
+    """The environment of a server whose engines have the GPUs at these places."""
+    enough = len(gpus) > max(engines)
+    return f"CUDA_VISIBLE_DEVICES={','.join(gpus[number] for number in engines)}" if enough else ""
 
 
 @contextmanager
 def serving(servers: Sequence[Server]) -> Iterator[None]:
-    """These servers while they run; they start together."""
+    """Start these servers together, and stop them at the end."""
     pool = ThreadPoolExecutor()
     try:
         list(pool.map(Server.start, servers))
@@ -95,25 +96,21 @@ def play(urls: dict[str, list[str]], options: argparse.Namespace) -> dict[str, l
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--vocabulary", type=int, default=2000, help="prompts have ids below it")
-    parser.add_argument("--shortest", type=int, default=256)
-    parser.add_argument("--longest", type=int, default=4000)
-    parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
-    parser.add_argument("--pair", default="", help="flags of the pair alone, in one word: '--kv-tier host:4GiB ...'")
-    parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
-    parser.add_argument("flags", nargs="*", help="flags of serve, after --")
-    options = parser.parse_args()
-    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+def medians(found: dict[str, list[list[float]]]) -> dict[str, list[float]]:
+    """The columns of each side, medians of its rounds."""
+    return {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
+
+
+@contextmanager
+def sides(options: argparse.Namespace) -> Iterator[dict[str, list[str]]]:
+    """The URLs of each side's servers, while these run."""
+    ranks, gpus = options.ranks, options.gpus
     flags = " ".join(options.flags)
-    sides = {
-        "apart": [("pair", devices(gpus, 0, 1), f"--pd 1p1d {options.pair} {flags}")],
-        "mixed": [(f"mixed-{number}", devices(gpus, number), flags) for number in (0, 1)],
+    every = {
+        "apart": [("pair", devices(gpus, *range(2 * ranks)), f"--pd 1p1d {options.pair} {flags}")],
+        "mixed": [
+            (f"mixed-{number}", devices(gpus, *range(number * ranks, (number + 1) * ranks)), flags) for number in (0, 1)
+        ],
     }
     words = {"python": sys.executable, "model": options.model}
     with tempfile.TemporaryDirectory() as folder:
@@ -124,12 +121,35 @@ def main() -> None:
                 Server(Spec(name, SERVE), {**words, "devices": env, "flags": more}, logs / f"{name}.log")
                 for name, env, more in servers
             ]
-            for side, servers in sides.items()
+            for side, servers in every.items()
         }
         with serving([server for servers in made.values() for server in servers]):
-            urls = {side: [server.url for server in servers] for side, servers in made.items()}
-            found = play(urls, options)
-    middle = {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
+            yield {side: [server.url for server in servers] for side, servers in made.items()}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--vocabulary", type=int, default=2000, help="prompts have ids below it")
+    parser.add_argument("--shortest", type=int, default=256)
+    parser.add_argument("--longest", type=int, default=4000)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
+    parser.add_argument("--pair", default="", help="flags of the pair alone, in one word: '--kv-tier host:4GiB ...'")
+    parser.add_argument("--ranks", type=int, default=1, help="of each engine, as --tensor-parallel-size after --")
+    seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    parser.add_argument("--gpus", nargs="*", default=seen, help="GPUs of the engines; default: CUDA_VISIBLE_DEVICES")
+    parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
+    parser.add_argument("flags", nargs="*", help="flags of serve, after --")
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
+    with sides(options) as urls:
+        middle = medians(play(urls, options))
     for side, row in middle.items():
         show(side, row)
     show("apart / mixed", [a / b if b else 0.0 for a, b in zip(middle["apart"], middle["mixed"], strict=True)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,20 @@ def test_benchmark_runs_at_its_smallest_size(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert PRINTED.get(name, "|") in done.stdout
+
+
+def test_a_record_of_ranks_has_the_worst_figure_beside_its_aim(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from rank_table import Table
+
+    options = Namespace(only="pd", device="cpu", device_ids=None, json=tmp_path / "ranks.json")
+    table = Table(options, "prompts", "TTFT p99")
+    options.device = "cuda"
+    for length, ratio in ((512, 0.8), (2048, 1.2), (8192, 0.9)):
+        table.row(length, ratio, found={"TTFT p99": ratio, "no aim": 1.0})
+    found = json.loads(options.json.read_text())
+    assert found["rows"][1] == ["2048", "1.2", "<= 1 x: missed"]
+    assert found["head"] == ["prompts", "TTFT p99", "aim"] and found["found"] == [["pd", 2, "TTFT p99", 1.2]]
 
 
 def test_manual_names_benchmarks_that_are_there():

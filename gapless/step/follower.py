@@ -33,7 +33,7 @@ class FollowerProgram(StepProgram):
         """Lanes are the leader's."""
 
     def tell(self, rows: Tensor) -> None:
-        """Hear what the leader made of these rows, and write it to the tables."""
+        """Receive the leader's state of these rows, and write it to the tables."""
         state, places = self._news(rows)
         tables = self.tables
         news = self.group.tell(torch.cat((state, tables.history[rows[:, None], places]), dim=1))
