@@ -193,7 +193,7 @@ class EngineConfig:
     data_parallel_size: int = _device(
         1,
         "engines of this machine behind one server, each with all of the model, its own devices and its own KV cache; "
-        "a request goes to the engine with the fewest",
+        "a request goes to the engine that has most of its prompt, unless that one is busier",
         aliases=("-dp", "--dp", "--dp-size"),
         low=1,
         high=MAX_ENGINES,

@@ -19,10 +19,11 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, Requ
 from gapless.base.records import Flag, Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.backend import Asking, MessageBackend
-from gapless.engine.placing import Candidate, choose
+from gapless.engine.placing import Candidate, PageBook, choose
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import OperatorOrder, Sink
 from gapless.engine.stats import Stats
+from gapless.memory.prefix import PrefixHasher
 
 log = logging.getLogger("gapless.engine")
 
@@ -34,11 +35,16 @@ OF_WEIGHTS = ""
 """Name of the weights among the changes; others are adapters'."""
 
 
+MOST_PAGES = 512
+"""[pages] Most pages of a prompt that the choice of an engine looks at: to name so many takes 0.6 ms."""
+
+
 class Placed(NamedTuple):
-    """An open request's engine, and that engine's state when the request began."""
+    """An open request's engine, that engine's state when the request began, and the names of its prompt's pages."""
 
     engine: int
     state: Begun
+    pages: Sequence[bytes]
 
 
 class EngineChange(NamedTuple):
@@ -71,6 +77,8 @@ class Fleet(MessageBackend):
         self._turn = 0
         self._latest: tuple[object, int] = None, 0
         """The latest prompt, whose completions stay together, and its engine"""
+        self._hasher = PrefixHasher("", 1)
+        self._books: list[PageBook] = []
         self.made: list[dict[str, int]] = [{} for _ in engines]
         """Number of the last change of the weights and of each adapter, by engine"""
         self._changes: list[EngineChange] = []
@@ -95,6 +103,10 @@ class Fleet(MessageBackend):
             raise ConfigError(f"data_parallel_size: the engines differ: {' and '.join(map(str, sizes))}")
         self._started = True
         self._on_up()
+        # Events have names by pages of this size, so they are asked for after it is known.
+        self._hasher = PrefixHasher("", self.info.page_size)
+        self._books = [PageBook(self._hasher) for _ in self.engines]
+        self.send_page_events()
 
     async def close(self) -> None:
         await asyncio.gather(*[engine.close() for engine in self.engines])
@@ -109,7 +121,7 @@ class Fleet(MessageBackend):
             tokens=self._on_tokens,
             refused=self._on_refused,
             steps=lambda steps, _: self.sink.steps(steps, number),
-            page_events=self.sink.page_events,
+            page_events=lambda events: self._books[number].take(events),
             died=partial(self._on_death, number),
             broke=lambda error, _, __: self._on_break(number, error),
             came_up=self._on_up,
@@ -127,6 +139,8 @@ class Fleet(MessageBackend):
             self._forget(key)
         self._lost |= lost
         self._latest = None, 0
+        if self._books:
+            self._books[number] = PageBook(self._hasher)
         self.sink.broke(error, lost, number)
         if self.ready():
             self._on_up()
@@ -152,12 +166,16 @@ class Fleet(MessageBackend):
 
     def submit(self, request: Request, engine: int | None = None) -> None:
         """Submit a request to the engine of this number, else to the best one. Errors arrive through the sink."""
+        again = self._latest[0] is request.tokens
+        pages = [] if again else self._pages_of(request)
         try:
-            number = self._place(request, engine)
+            number = self._place(request, engine, pages)
         except GaplessError as error:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
             return
-        self._open[request.key] = Placed(number, self._state(number, request.adapter))
+        self._latest = request.tokens, number
+        self._open[request.key] = Placed(number, self._state(number, request.adapter), pages)
+        self._books[number].expect(pages)
         self.loads[number] += 1
         self.engines[number].submit(request)
 
@@ -166,16 +184,20 @@ class Fleet(MessageBackend):
         if (number := self._forget(key)) is not None:
             self.engines[number].abort(key)
 
-    def _place(self, request: Request, engine: int | None) -> int:
+    def _pages_of(self, request: Request) -> list[bytes]:
+        """Return our names of the prompt's first pages."""
+        tokens = request.tokens[: MOST_PAGES * self._hasher.page_size]
+        return self._hasher.after(self._hasher.root(request.salt, request.adapter), tokens)
+
+    def _place(self, request: Request, engine: int | None, pages: Sequence[bytes]) -> int:
         """Return the number of the engine for a request. Raises EngineDeadError."""
+        if request.tokens is self._latest[0]:
+            return self._latest[1]
         if engine is not None:
             if not self.engines[engine].ready():
                 raise EngineDeadError(f"engine {engine} is not running, and X-data-parallel-rank asks for it")
             self._placed[engine, "rank"] += 1
             return engine
-        tokens, number = self._latest
-        if tokens is request.tokens:
-            return number
         found = [
             number for number, one in enumerate(self.engines)
             if one.ready() and (not request.adapter or request.adapter in one.info.adapters)
@@ -185,13 +207,13 @@ class Fleet(MessageBackend):
             found = [number for number in found if self._state(number, request.adapter) == state]
         if not found:
             raise EngineDeadError("no engine is running that could serve this request, or continue it")
-        number, why = self._best(found, request)
-        self._turn, self._latest = number + 1, (request.tokens, number)
+        size = self._hasher.page_size / len(request.tokens)
+        matched = {number: size * self._books[number].begins(pages) for number in found}
+        number = choose([Candidate(one, self.loads[one], share) for one, share in matched.items()], self._turn)
+        why = "prefix" if matched[number] > min(matched.values()) else "load"
+        self._turn = number + 1
         self._placed[number, why if state is None else "moved"] += 1
         return number
-
-    def _best(self, numbers: Sequence[int], request: Request) -> tuple[int, str]:
-        return choose([Candidate(number, self.loads[number]) for number in numbers], self._turn), "load"
 
     def _state(self, number: int, adapter: str) -> Begun:
         """Return the state of an engine, as far as it matters to a request for this adapter."""
@@ -207,6 +229,7 @@ class Fleet(MessageBackend):
         if (placed := self._open.pop(key, None)) is None:
             return None
         self.loads[placed.engine] -= 1
+        self._books[placed.engine].ended(placed.pages)
         return placed.engine
 
     def _on_tokens(self, *steps: StepTokens) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import numpy as np
 import pytest
 from fronts import FRONT, core, says
 from mortal import MortalBackend
@@ -10,12 +11,15 @@ from mortal import MortalBackend
 from gapless import SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, RequestError
+from gapless.base.records import PageChange, PageEvent
+from gapless.engine import messages as m
 from gapless.engine.arguments import one_engine
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.fleet import Fleet, fleet_of
-from gapless.engine.placing import Candidate, choose
+from gapless.engine.placing import Candidate, PageBook, choose
 from gapless.engine.seam import AdapterChange, OperatorOrder
 from gapless.engine.stats import Stats
+from gapless.memory.prefix import PrefixHasher
 from gapless.plan.queue import QueueCounts
 
 TEXT = "a text of thirty-one letters..."
@@ -92,6 +96,89 @@ async def test_requests_of_a_dead_engine_continue_on_another_at_once(death):
         assert engines.engines[1].deaths == 1 and loads == [[12, 0]], "none waits while an engine lives"
         assert Counter(stream.deaths for _, stream in found) == {0: 3, 1: 3}
         assert engines.loads == [0, 0] and llm.is_ready
+
+
+PAGE, TENANT = 4, "tenant"
+OF_ENGINE, OURS = PrefixHasher("an engine's weights", PAGE), PrefixHasher("", PAGE)
+
+
+def story(*words):
+    """A prompt of pages, each of one number."""
+    return np.repeat(np.array(words, np.int32), PAGE)
+
+
+def digests_of(hasher, tokens, salt=TENANT):
+    return hasher.after(hasher.root(salt), tokens)
+
+
+def stored(tokens, first=0, salt=TENANT, group=0):
+    digests = digests_of(OF_ENGINE, tokens, salt)
+    parent = digests[first - 1] if first else None
+    return PageEvent(PageChange.STORED, group, tuple(digests[first:]), parent, tokens[first * PAGE :], salt)
+
+
+def test_the_book_of_an_engine_follows_its_index():
+    book, long = PageBook(OURS), digests_of(OURS, story(1, 2, 3, 4))
+    book.take([PageEvent(PageChange.CLEARED), stored(story(1, 2))])
+    assert book.begins(long) == 2 and book.begins(digests_of(OURS, story(1, 9))) == 1
+    assert book.begins(digests_of(OURS, story(1, 2), "other")) == 0, "another tenant's pages are others"
+    book.take([stored(story(1, 2, 3), first=2), stored(story(7), group=1)])
+    assert book.begins(long) == 3 and book.begins(digests_of(OURS, story(7))) == 0
+    middle = digests_of(OF_ENGINE, story(1, 2))[1:]
+    book.take([PageEvent(PageChange.REMOVED, 1, tuple(middle))])
+    assert book.begins(long) == 3, "the first group has it"
+    book.take([PageEvent(PageChange.REMOVED, 0, tuple(middle))])
+    assert book.begins(long) == 1
+    book.take([stored(story(1, 2), first=1)])
+    assert book.begins(long) == 3
+    book.take([stored(story(5, 6, 7), first=2)])
+    assert book.begins(digests_of(OURS, story(5, 6, 7))) == 0, "its parent is not there"
+    book.take([PageEvent(PageChange.CLEARED)])
+    assert book.begins(long) == 0
+
+
+def test_pages_of_open_requests_count_until_they_end():
+    book, names = PageBook(OURS), digests_of(OURS, story(1, 2))
+    for _ in range(2):
+        book.expect(names)
+    book.ended(names)
+    assert book.begins(names) == 2
+    book.take([stored(story(1))])
+    book.ended(names)
+    assert book.begins(names) == 1
+
+
+async def test_a_prompt_goes_to_the_engine_that_has_most_of_it():
+    engines = fleet((), ())
+    async with AsyncLLM(engines, FRONT) as llm:
+        prompts = [[5] * 40, [6] * 40]
+        for number, prompt in enumerate(prompts):
+            stream = await llm.open(prompt, SamplingParams(max_tokens=2), f"r{number}", engine=1 - number)
+            while not stream.finished:
+                await stream.next()
+        assert engines.loads == [0, 0]
+        events = [PageEvent(PageChange.STORED, 0, tuple(bytes([n]) for n in range(40)), None, np.full(40, 5, np.int32))]
+        engines.engines[1].receive([m.PageEventList(tuple(events))])
+        for number in range(3):
+            stream = await llm.open([5] * 40 + [7], SamplingParams(max_tokens=2), f"s{number}")
+            while not stream.finished:
+                await stream.next()
+        assert engines.placed_by(1)["prefix"] == 3
+
+
+async def test_equal_prompts_that_come_together_go_where_the_first_went_until_it_is_busy():
+    engines = fleet((), (), ())
+    async with AsyncLLM(engines, FRONT) as llm:
+        for number in range(6):
+            await llm.open([1 + number] * 50, SamplingParams(max_tokens=60), f"o{number}")
+        assert engines.loads == [2, 2, 2]
+        for number in range(2):
+            await llm.open([9] * 50, SamplingParams(max_tokens=60), f"e{number}")
+        assert sorted(engines.loads) == [2, 2, 4]
+        for number in range(7):
+            await llm.open([9] * 50, SamplingParams(max_tokens=60), f"f{number}")
+        assert max(engines.loads) <= 7 and sum(engines.loads) == 15
+        await llm.abort_all()
 
 
 async def test_requests_wait_while_no_engine_lives():

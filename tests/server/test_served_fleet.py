@@ -64,6 +64,24 @@ def test_a_killed_engine_costs_no_stream(engine):
         assert server.end() == 0
 
 
+def test_a_prompt_goes_to_the_engine_that_has_its_beginning(engine):
+    with process("demo", engine=engine, worker=WORKER, enable_prompt_tokens_details=True) as server:
+        server.wait_ready()
+        with server.client() as client:
+            beginnings = [" ".join(f"{story} and {word}" for word in range(120)) for story in range(6)]
+            for story, beginning in enumerate(beginnings):
+                text_of(client, beginning, headers={"X-data-parallel-rank": str(story % 2)})
+            until(lambda: [sum(number(client, "vllm:num_requests_running"))] == [0])
+            for beginning in beginnings:
+                answer = client.post("/v1/completions", json={"prompt": f"{beginning} so", "max_tokens": 3})
+                assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
+            assert number(client, "gapless:placed_requests_total", by="prefix") == [3, 3]
+            assert client.post("/reset_prefix_cache").status_code == 200
+            again = client.post("/v1/completions", json={"prompt": f"{beginnings[0]} so", "max_tokens": 3})
+            assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert number(client, "gapless:placed_requests_total", by="prefix") == [3, 3]
+
+
 @pytest.mark.parametrize(
     ("more", "server", "says"),
     [
