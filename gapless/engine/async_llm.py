@@ -64,7 +64,7 @@ class AsyncLLM:
         self.config = config
         self.watches = [StepWatcher(one) for one in backend.engines]
         """The steps of each engine"""
-        self._on_page_events: OnPageEvents = lambda events: None  # replaced by send_page_events
+        self._take_page_events: Sequence[OnPageEvents] = ()
         self.abort_others: Callable[[], Awaitable[int]] = _no_others
         """Ends the open requests of other processes with the same engine; returns their number."""
         self._seed = seed
@@ -141,11 +141,15 @@ class AsyncLLM:
         for request in requests:
             self.backend.submit(request)
 
-    def send_page_events(self, take: OnPageEvents) -> None:
-        """Call `take` on this loop with each change of the prefix index. Call this before `start`."""
+    def send_page_events(self, *take: OnPageEvents) -> None:
+        """Call these on this loop with each change of the prefix index of their engine. Call this before `start`."""
         assert self._start is None, "page events are asked for before the start"
-        self._on_page_events = take
+        self._take_page_events = take
         self.backend.send_page_events()
+
+    def _on_page_events(self, events: Sequence[PageEvent], engine: int) -> None:
+        if self._take_page_events:
+            self._take_page_events[engine](events)
 
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""

@@ -158,7 +158,7 @@ class MessageBackend:
                     case m.View(number, steps, pages):
                         self._answered(number, EngineView(m.unpack_steps(steps), pages))
                     case m.PageEventList(events):
-                        sink.page_events(events)
+                        sink.page_events(events, 0)
                     case m.Changed(number, names, refusal):
                         self.changed(number, refusal)
                         self.info = self.info._replace(adapters=names)

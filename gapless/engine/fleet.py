@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, RequestError
-from gapless.base.records import Flag, Request, StepTokens
+from gapless.base.records import Flag, PageEvent, Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.backend import Asking, MessageBackend
 from gapless.engine.placing import Candidate, PageBook, choose
@@ -60,9 +60,13 @@ class Fleet(MessageBackend):
     """Several engines as one. After the last of them is given up, `on_give_up` is called with the cause."""
 
     def __init__(
-        self, engines: Sequence[ProcessBackend], on_give_up: Callable[[GaplessError], None] | None = None
+        self,
+        engines: Sequence[ProcessBackend],
+        on_give_up: Callable[[GaplessError], None] | None = None,
+        device_ids: str | None = None,
     ) -> None:
         super().__init__()
+        self._device_ids = device_ids
         self.engines: Sequence[ProcessBackend] = engines
         self.given_up: set[int] = set()
         """Engines that are not started again"""
@@ -98,6 +102,8 @@ class Fleet(MessageBackend):
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
+        if self._device_ids is not None and not self.engines[0].info.own_memory:
+            raise ConfigError(f"device_ids: {self.engines[0].info.device} has no devices to choose from: leave it out")
         sizes = {one.info._replace(startup_seconds=(), pages=0, kv_bytes=0) for one in self.engines}
         if len(sizes) > 1:
             raise ConfigError(f"data_parallel_size: the engines differ: {' and '.join(map(str, sizes))}")
@@ -121,7 +127,7 @@ class Fleet(MessageBackend):
             tokens=self._on_tokens,
             refused=self._on_refused,
             steps=lambda steps, _: self.sink.steps(steps, number),
-            page_events=lambda events: self._books[number].take(events),
+            page_events=lambda events, _: self._on_page_events(number, events),
             died=partial(self._on_death, number),
             broke=lambda error, _, __: self._on_break(number, error),
             came_up=self._on_up,
@@ -232,6 +238,10 @@ class Fleet(MessageBackend):
         self._books[placed.engine].ended(placed.pages)
         return placed.engine
 
+    def _on_page_events(self, number: int, events: Sequence[PageEvent]) -> None:
+        self._books[number].take(events)
+        self.sink.page_events(events, number)
+
     def _on_tokens(self, *steps: StepTokens) -> None:
         for step in steps:
             for key in step.keys[step.flags != Flag.LIVE].tolist():
@@ -283,7 +293,7 @@ class Fleet(MessageBackend):
         self._refresh()
 
     def send_page_events(self) -> None:
-        for engine in self.engines:
+        for engine in self.engines if self._books else ():
             engine.send_page_events()
 
     def forsake(self, error: Callable[[], Exception]) -> None:
@@ -323,4 +333,5 @@ def fleet_of(
             for number, part in enumerate(parts)
         ],
         on_give_up,
+        config.device_ids,
     )

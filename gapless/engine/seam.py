@@ -160,8 +160,8 @@ class Sink(NamedTuple):
     """Takes the key of a refused or failed request, and the error (QueueFullError, RequestError)."""
     steps: Callable[[StepTable, int], None]
     """Takes newly completed steps, and the engine's number; only while MessageBackend.watch is on."""
-    page_events: Callable[[Sequence[PageEvent]], None]
-    """Takes changes of the prefix index; only after MessageBackend.send_page_events."""
+    page_events: Callable[[Sequence[PageEvent], int], None]
+    """Takes changes of an engine's prefix index, and its number; only after MessageBackend.send_page_events."""
     died: Callable[[Exception], None]
     """Takes the error of a dead engine that no other follows: it ends every open request."""
     broke: Callable[[Exception, Collection[int] | None, int], None]

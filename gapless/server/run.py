@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -38,7 +39,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.errors import log
 from gapless.server.folders import own_folder
 from gapless.server.fronts import Fronts, FrontSettings, SharedBackend
-from gapless.server.kv_events import KvEventPublisher, kv_events
+from gapless.server.kv_events import KvEventPublisher, counts_of, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.samples import sample
 from gapless.server.state import ServerState
@@ -89,7 +90,6 @@ def refuse_beside_engines(engine: EngineConfig, server: ServerConfig) -> None:
         ("role", engine.role is not None, "engines of one server have no peers"),
         ("kv_peers", engine.peer_plan or engine.file_without_peers, "engines of one server have no peers"),
         ("api_server_count", server.api_server_count > 1, "one process knows where each request is"),
-        ("kv_events_config", server.kv_events_config, "events of one engine alone are published"),
     ):
         if has:
             raise ConfigError(f"{name} does not go with data_parallel_size above 1: {why}; leave out one of them")
@@ -105,7 +105,7 @@ class Serving:
     listener: socket.socket
     worker: Sequence[str]
     tracing: Tracing | None = None
-    events: KvEventPublisher | None = None
+    events: Sequence[KvEventPublisher] = ()
     failure: GaplessError | None = field(default=None, init=False)
     asked_to_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -122,10 +122,11 @@ class Serving:
         llm = AsyncLLM(backend, open_assets(*self.located), seed=seed, config=self.engine)
         app = App(llm, self.config, self.engine.model, self.tracing)
         fronts.join(app.state)
-        if self.events is not None:
-            self.events.lost = backend.send_page_events
-            llm.send_page_events(self.events.publish)
-            app.state.metrics.kv_events = self.events.counts
+        if self.events:
+            for publisher, one in zip(self.events, backend.engines, strict=True):
+                publisher.lost = one.send_page_events
+            llm.send_page_events(*[publisher.publish for publisher in self.events])
+            app.state.metrics.kv_events = partial(counts_of, self.events)
         async with self._further(app):
             await self._serve(llm, app)
         if self.failure is not None:
