@@ -14,7 +14,7 @@ Rules that hold on every device:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -71,8 +71,9 @@ class Graph(Protocol):
 
     key: Hashable
 
-    def launch(self, stream: Stream) -> None:
-        """Enqueue a replay and return at once. Raises as `Stream.launch`."""
+    def launch(self, stream: Stream, parts: Sequence[Tensor] = ()) -> None:
+        """Enqueue a replay and return at once. `parts` are all that it writes of their memory, chosen by an index on
+        the device: for checkers that cannot see its operators. Raises as `Stream.launch`."""
         ...
 
 

@@ -145,7 +145,7 @@ class Executor:
 
     @property
     def outbox(self) -> int:
-        """Outbox slot of the next step."""
+        """Outbox slot of the next step, or of the one that is enqueued."""
         return self._free[0].index
 
     def lists(self, lists: Sequence[tuple[int, Int32s]]) -> None:
@@ -173,13 +173,13 @@ class Executor:
         """Enqueue one step, from the next packet or from the one that the last step left. Call `ready` first."""
         device, compute = self.device, self.device.compute
         steps = self._resolve(key)
-        outbox = self._free.popleft()
         started = compute.record(timed=True)
         packet = self._packet if fresh else None
         if packet is not None:
             self._packet = None
             self._upload(packet, steps)
         self.enqueue(steps)
+        outbox = self._free.popleft()
         ended = compute.record(timed=True)
         if packet is not None:
             self.packets.retire(packet, ended)
@@ -218,11 +218,15 @@ class Executor:
         """Return the function that enqueues one program."""
         compute, graph = self.device.compute, self.graphs.get(key)
         if graph is not None:
-            return lambda: graph.launch(compute)
+            return lambda: graph.launch(compute, () if observe.watcher is None else self._written())
         program = self.program.of(key)
         if observe.steps is not None:
             program = observe.steps.runs(self, key, program)
         return lambda: compute.launch(program, key, self.buffers)
+
+    def _written(self) -> list[Tensor]:
+        """Return what the launched step writes of the outboxes on the device, which it counts modulo their number."""
+        return [lines[self.outbox % len(lines)] for lines in (self.buffers.lines, self.buffers.scores)]
 
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return the range of outbox words to copy to the host."""
