@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import islice
@@ -294,6 +294,18 @@ class Executor:
         if ahead is not None:
             self.device.run(self._compile, ahead, keys)
 
+    def peak(self, keys: Iterable[ProgramKey]) -> int:
+        """Return the most bytes that one of these programs takes of the device at once, by running them on null rows.
+        Nothing is in flight."""
+        return max([self._peak(key) for key in keys])
+
+    def _peak(self, key: ProgramKey) -> int:
+        self.device.run(_make_inert, self.buffers.sent, self.buffers.words, key)
+        if isinstance(key, ForwardKey) and key.packet.chunks:
+            size = HEADER_WORDS + 2 * key.packet.rows - key.packet.chunks
+            self.device.run(_fill, self.buffers.words[size : size + 1], key.packet.chunk_tokens)
+        return self.device.peak(self._compile, nullcontext, (key,))
+
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
         program = copy(self.program)
         program.model = program.model.first_layers()  # the others launch the same
@@ -345,3 +357,7 @@ def _aligned(words: int) -> int:
 
 def _words(slot: RingSlot) -> Int32s:
     return slot.array.view(np.int32)
+
+
+def _fill(words: Tensor, value: int) -> None:
+    words.fill_(value)
