@@ -8,6 +8,7 @@ tp     tokens/s of one rank and of several, and of several at depth 1; the share
 death  each rank of a server is killed under open streams: time until it is ready again, and streams that fail
 peer   tokens/s of vLLM with as many ranks, in a process of its own, in turns with ours
 pd     prefill and decode apart beside two mixed servers, at each prompt length: waits of users under equal load
+dp     several engines of one server beside as many servers that are given equal beginnings of prompts by one rule
 
 `--device-ids 0,0` puts all ranks on one GPU, `--device cpu` on processors (not late and peer). The aims are in
 rank_table.py. Without a mode, since no code exists: stages (PP) and experts on ranks (EP).
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rank_fleet import dp
 from rank_modes import death, pd, peer, tp
 from rank_table import Table, counted
 from shapes import SHAPES
@@ -40,7 +42,7 @@ from gapless.engine import checkers
 
 ALONE = ("sums", "late")
 """Modes without an engine"""
-ENGINES = {"tp": tp, "death": death, "peer": peer, "pd": pd}
+ENGINES = {"tp": tp, "death": death, "peer": peer, "pd": pd, "dp": dp}
 CALLS, REPLAYS, AHEAD, LATE_CALLS = 50, 20, 600, 65
 VOCABULARY = 151936
 
@@ -172,7 +174,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", choices=(*ALONE, *ENGINES), required=True)
     parser.add_argument("--json", type=Path, help="write the table there, as docs/measurements has them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="worlds, one after another; pd: of each side")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[2], help="worlds, one after another; pd: of a side; dp: engines"
+    )
     parser.add_argument("--device-ids", type=numbers, help="GPU of each rank of the largest world")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--width", type=int, default=4096)
@@ -183,11 +187,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=64, help="open while a rank is killed")
+    parser.add_argument("--streams", type=int, default=64, help="open requests of death and dp")
     parser.add_argument("--peer-path", default="", help="PYTHONPATH of vLLM; default: ours")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192], help="longest prompts of pd")
     parser.add_argument("--load", type=float, default=10_000, help="prompt tokens a second of pd")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each turn of pd")
+    parser.add_argument("--tier", default="12GiB", help="of the host, for each side of a pair and for what it lends")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()

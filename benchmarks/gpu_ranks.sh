@@ -6,6 +6,7 @@
 #   sh benchmarks/gpu_ranks.sh two             two GPUs: tests, sums, a late rank, 8B beside one rank, deaths
 #   sh benchmarks/gpu_ranks.sh two-formats     FP8 and INT4 on 8B, and the 32B shape
 #   sh benchmarks/gpu_ranks.sh two-pd          prefill and decode apart at three lengths of prompts
+#   sh benchmarks/gpu_ranks.sh two-dp          two engines of one server beside two servers
 #   sh benchmarks/gpu_ranks.sh two-peer        vLLM beside, whose packages are in $PEER_PATH
 #   sh benchmarks/gpu_ranks.sh four            four GPUs: sums, 8B and 32B by two and four ranks, deaths
 #   sh benchmarks/gpu_ranks.sh four-pd         prefill and decode apart, two ranks a side
@@ -27,13 +28,20 @@ tests() { # seconds, name, options of pytest
     seconds=$1 name=$2
     shift 2
     step "$seconds" 25 "$name" python -m pytest tests/gpu/test_ranks_cuda.py -m gpu -q -o addopts= \
-        -p no:cacheprovider -W default --tb=short --durations 5 --timeout 120 --timeout-method thread "$@"
+        -p no:cacheprovider -p no:benchmark -W default --tb=short --durations 5 --timeout 120 --timeout-method thread "$@"
     keep
 }
 mps() { # on or off
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    if [ "$1" = on ]; then nvidia-cuda-mps-control -d; else echo quit | nvidia-cuda-mps-control; fi
+    if [ "$1" = on ]; then
+        nvidia-cuda-mps-control -d
+    else
+        echo quit | nvidia-cuda-mps-control
+        rm -rf "$CUDA_MPS_PIPE_DIRECTORY" # its presence says that MPS runs
+    fi
 }
+# A lent machine's memory grows as it is used, and gapless refuses tiers that are larger than what it has.
+grow() { python -c "import sys; print(len(b'x' * (int(sys.argv[1]) << 30)) >> 30, 'GiB of memory')" "$1"; }
 
 [ -n "$call" ] && nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader
 case $call in
@@ -44,17 +52,18 @@ one)
     ranks 40 late --only late --device-ids 0,0
     ranks 90 tp --only tp --device-ids 0,0 --size 0.6B --rows 1 32 --rounds 2
     tests 170 engines -n 3 -k process
-    ranks 90 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64
+    ranks 130 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64 --tier 2GiB
+    ranks 90 dp --only dp --device-ids 0,0 --size 0.6B --rounds 1
     mps off
     ranks 120 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
     tests 60 killed -k killed
     ;;
 large)
     mps on
-    ranks 170 tp-8B --only tp --device-ids 0,0 --size 8B --rounds 2
-    ranks 140 tp-8B-formats --only tp --device-ids 0,0 --size 8B --rows 32 --rounds 2 --quantization fp8 int4
-    ranks 200 tp-32B --only tp --device-ids 0,0 --size 32B --rows 1 32 --rounds 1
-    ranks 120 sums-4 --only sums --device-ids 0,0,0,0 --ranks 4
+    ranks 190 tp-8B --only tp --device-ids 0,0 --size 8B --rounds 2
+    ranks 45 sums-4 --only sums --device-ids 0,0,0,0 --ranks 4
+    ranks 210 tp-32B --only tp --device-ids 0,0 --size 32B --rows 1 32 --rounds 1
+    ranks 170 tp-8B-formats --only tp --device-ids 0,0 --size 8B --rows 32 --rounds 1 --quantization fp8 int4
     mps off
     ;;
 two)
@@ -70,7 +79,12 @@ two-formats)
     ranks 320 tp-32B --only tp --size 32B --rounds 2
     ;;
 two-pd)
-    ranks 550 pd --only pd --size 8B
+    grow 48
+    ranks 500 pd --only pd --size 8B
+    ;;
+two-dp)
+    ranks 280 dp-8B --only dp --size 8B
+    ranks 200 dp-0.6B --only dp --size 0.6B --streams 256
     ;;
 two-peer)
     ranks 280 peer-8B --only peer --size 8B --peer-path "${PEER_PATH:-}"
@@ -83,7 +97,8 @@ four)
     ranks 160 death --only death --size 0.6B --ranks 4 --rounds 1
     ;;
 four-pd)
-    ranks 550 pd --only pd --size 8B --ranks 2
+    grow 48
+    ranks 500 pd --only pd --size 8B --ranks 2
     ;;
 eight)
     ranks 60 sums --only sums --ranks 2 4 8
@@ -91,7 +106,7 @@ eight)
     ranks 280 tp-32B --only tp --size 32B --ranks 4 8 --rows 1 32 --rounds 1
     ;;
 *)
-    sed -n '2,12p' "$0" && exit 2
+    sed -n '2,13p' "$0" && exit 2
     ;;
 esac
 exit 0

@@ -12,7 +12,7 @@ limit=${2:-560}
 tests() { # seconds, name, workers, files and options
     seconds=$1 name=$2 workers=$3
     shift 3
-    set -- -m gpu -q -o addopts= -o "cache_dir=$TMP/cache-$name" -W default --tb=short --timeout 200 --timeout-method thread "$@"
+    set -- -m gpu -q -p no:benchmark -o addopts= -o "cache_dir=$TMP/cache-$name" -W default --tb=short --timeout 200 --timeout-method thread "$@"
     step "$seconds" 16 "$name" python -m pytest -n "$workers" --durations 5 "$@"
     if grep -qE "[0-9]+ (failed|error)" "$OUT/$name.txt"; then # once more alone: what still fails is no matter of load
         step 90 40 "$name-again" python -m pytest --lf --lfnf none --maxfail 6 "$@"

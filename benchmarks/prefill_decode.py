@@ -34,6 +34,8 @@ from gapless.lab.target import Target
 SERVE = "env {devices} {python} -m gapless serve {model} --port {port} --served-model-name m {flags}"
 COLUMNS = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "ITL p99.9", "longest")
 Times = Sequence[float]
+Sides = dict[str, list[tuple[str, str, str]]]
+"""The servers of each side: name, environment and flags"""
 
 
 def devices(gpus: Sequence[str], *engines: int) -> str:
@@ -102,29 +104,36 @@ def medians(found: dict[str, list[list[float]]]) -> dict[str, list[float]]:
 
 
 @contextmanager
-def sides(options: argparse.Namespace) -> Iterator[dict[str, list[str]]]:
-    """The URLs of each side's servers, while these run."""
-    ranks, gpus = options.ranks, options.gpus
-    flags = " ".join(options.flags)
-    every = {
-        "apart": [("pair", devices(gpus, *range(2 * ranks)), f"--pd 1p1d {options.pair} {flags}")],
-        "mixed": [
-            (f"mixed-{number}", devices(gpus, *range(number * ranks, (number + 1) * ranks)), flags) for number in (0, 1)
-        ],
-    }
+def started(
+    sides: dict[str, list[tuple[str, str, str]]], options: argparse.Namespace
+) -> Iterator[dict[str, list[str]]]:
+    """The URLs of the servers of each side, given by name, environment and flags, while they run."""
     words = {"python": sys.executable, "model": options.model}
     with tempfile.TemporaryDirectory() as folder:
         logs = options.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         made = {
             side: [
-                Server(Spec(name, SERVE), {**words, "devices": env, "flags": more}, logs / f"{name}.log")
-                for name, env, more in servers
+                Server(Spec(name, SERVE), {**words, "devices": env, "flags": flags}, logs / f"{name}.log")
+                for name, env, flags in servers
             ]
-            for side, servers in every.items()
+            for side, servers in sides.items()
         }
-        with serving([server for servers in made.values() for server in servers]):
-            yield {side: [server.url for server in servers] for side, servers in made.items()}
+        try:
+            with serving([server for servers in made.values() for server in servers]):
+                yield {side: [server.url for server in servers] for side, servers in made.items()}
+        except RuntimeError:
+            print(*(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs.glob("*.log")), sep="\n", flush=True)
+            raise
+
+
+def pair_and_mixed(options: argparse.Namespace) -> Sides:
+    flags, pair = " ".join(options.flags), devices(options.gpus, *range(2 * options.ranks))
+    own = [devices(options.gpus, *range(at, at + options.ranks)) for at in (0, options.ranks)]
+    return {
+        "apart": [("pair", pair, f"--pd 1p1d {options.pair} {flags}")],
+        "mixed": [(f"mixed-{number}", environment, flags) for number, environment in enumerate(own)],
+    }
 
 
 def parser() -> argparse.ArgumentParser:
@@ -148,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     options = parser().parse_args()
-    with sides(options) as urls:
+    with started(pair_and_mixed(options), options) as urls:
         middle = medians(play(urls, options))
     for side, row in middle.items():
         show(side, row)

@@ -22,6 +22,7 @@ from rows import measured
 from shapes import make_qwen, token_bytes, weight_count
 
 from gapless import LLM
+from gapless.loop.timeline import Cause
 
 ROOM, PAGE, SPARE = 0.9, 32, 3 << 30
 """Part of a GPU that arms may fill; tokens that a row takes beside its own; bytes of a rank beside weights and KV"""
@@ -40,13 +41,15 @@ class Found(NamedTuple):
 
     speed: float
     idle: float
-    """Percentage of the time with work in which the device did none"""
+    waits: float
+    """Percentages of the time with work in which the device did none, and in which it waited for other ranks"""
 
 
 def kv_bytes(options: Namespace, size: str, world: int) -> int:
     """Return the bytes of KV on each rank that the largest load needs, so that no arm waits for pages."""
-    tokens = max(options.rows) * (options.prompt + options.output + PAGE)
-    return 256 << 20 if options.device == "cpu" else tokens * token_bytes(size, world) + (256 << 20)
+    if options.device == "cpu" or options.model:
+        return 256 << 20 if options.device == "cpu" else 8 << 30
+    return max(options.rows) * (options.prompt + options.output + PAGE) * token_bytes(size, world) + (256 << 20)
 
 
 @contextmanager
@@ -68,9 +71,9 @@ def engine(options: Namespace, size: str, arm: Arm, **more: Any) -> Iterator[LLM
 
 
 def fit(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> bool:
-    """Return whether all GPUs have room for all arms at once."""
-    if options.device == "cpu":
-        return True
+    """Return whether all GPUs have room for all arms at once; not of a model, whose size is not known here."""
+    if options.device == "cpu" or options.model:
+        return options.device == "cpu"
     need: dict[int, float] = defaultdict(float)
     for arm in arms:
         for gpu in (options.device_ids or [*range(arm.world)])[: arm.world]:
@@ -83,14 +86,16 @@ def once(llm: LLM, rows: int, options: Namespace) -> Found:
     before = llm.stats().device
     speed, _ = measured(llm, rows, options.prompt, options.output)
     after = llm.stats().device
-    idle = sum(after.bubbles_ns.values()) - sum(before.bubbles_ns.values())
-    return Found(speed, 100 * idle / max(1, idle + after.busy_ns - before.busy_ns))
+    lost = {cause: ns - before.idle_ns[cause] for cause, ns in after.bubbles_ns.items()}
+    whole, waits = max(1, sum(lost.values()) + after.busy_ns - before.busy_ns), lost.pop(Cause.RANKS)
+    return Found(speed, 100 * sum(lost.values()) / whole, 100 * waits / whole)
 
 
 def played(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> dict[tuple[Arm, int], list[Found]]:
     """Return the rounds of each arm and count of rows: in turns if all arms have room, else one arm after another."""
     found: dict[tuple[Arm, int], list[Found]] = defaultdict(list)
-    for together in [arms] if fit(options, size, kind, arms) else [[arm] for arm in arms]:
+    every = [arms] if fit(options, size, kind, arms) else [[arm] for arm in arms]
+    for together in every:
         with ExitStack() as stack:
             up = {arm: stack.enter_context(engine(options, size, arm, quantization=kind)) for arm in together}
             for rows in options.rows:
@@ -98,6 +103,8 @@ def played(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> dic
                     for arm in together[:: -1 if turn % 2 else 1]:
                         got = once(up[arm], rows, options)
                         found[arm, rows] += [got] if turn else []
+                for arm in together:  # a run that is stopped leaves these
+                    print(f"  {size}, {kind}, {arm}, {counted(rows)}: {middle(found[arm, rows])}", flush=True)
     return found
 
 
@@ -106,9 +113,10 @@ def middle(rounds: Sequence[Found]) -> Found:
 
 
 def tp(options: Namespace) -> None:
-    """Tokens/s, medians of the rounds; idle is that of the leader's device at depth auto."""
+    """Tokens/s, medians of the rounds; idle time and waits for other ranks are the leader's at depth auto."""
     speeds = ("one rank, tokens/s", "ranks", "ranks at depth 1")
-    table = Table(options, "model", "weights", "ranks", "rows", *speeds, "ranks : one", "auto : 1", "idle, %")
+    idle = ("idle, one rank, %", "idle, %", "waits for ranks, %")
+    table = Table(options, "model", "weights", "ranks", "rows", *speeds, "ranks : one", "auto : 1", *idle)
     for size in ["model"] if options.model else options.size:
         for kind in options.quantization:
             arms = [Arm(1), *(Arm(world, depth) for world in options.ranks for depth in ("auto", "1"))]
@@ -118,7 +126,8 @@ def tp(options: Namespace) -> None:
                     one, many, apart = (found[arm, rows] for arm in (Arm(1), Arm(world), Arm(world, "1")))
                     ratio, name = many.speed / one.speed, f"{size}, {counted(rows)}"
                     row = (f"{part.speed:.1f}" for part in (one, many, apart))
-                    more = (f"{ratio:.2f}", f"{many.speed / apart.speed:.2f}", f"{many.idle:.1f}")
+                    more = (f"{ratio:.2f}", f"{many.speed / apart.speed:.2f}")
+                    more += (f"{one.idle:.1f}", f"{many.idle:.1f}", f"{many.waits:.1f}")
                     aimed = {"device idle": many.idle} | ({name: ratio} if kind == "auto" else {})
                     table.row(options.model or size, kind, world, rows, *row, *more, world=world, found=aimed)
 
@@ -255,11 +264,11 @@ def pd(options: Namespace) -> None:
         server = fields(options, size, folder, world)
         pair = "--kv-tier host:256MiB --kv-tier peer:256MiB"
         if options.device == "cuda":
-            pair = "--kv-tier host:12GiB --kv-tier peer:12GiB"
+            pair = f"--kv-tier host:{options.tier} --kv-tier peer:{options.tier}"
             server |= {"kv_cache_memory_bytes": (16 << 30) // world}
         words = ["--model", server["model"], "--ranks", str(world), "--pair", pair, "--output", str(options.output)]
         given = prefill_decode.parser().parse_args([*words, "--gpus", *gpus, "--", *flags_of(server)])
-        with prefill_decode.sides(given) as urls:
+        with prefill_decode.started(prefill_decode.pair_and_mixed(given), given) as urls:
             for length in options.lengths:
                 given.shortest, given.longest, given.rounds = length // 2, length, options.rounds
                 given.rate = options.load / (0.72 * length)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from gapless.base.host import processor_says, usable_cores
 from gapless.device import gpus
+from gapless.device.facts import mps_runs
 
 AIMS = {
     ("sums", 2, "1 row"): "<= 3.5 us",
@@ -46,6 +45,8 @@ AIMS = {
     ("tp", 1, "8B, 1 row"): ">= 0.87 x",
     ("tp", 1, "8B, 32 rows"): ">= 0.8 x",
     ("tp", 1, "device idle"): "<= 2 %",
+    ("death", 1, "ready again"): "<= 15 s",
+    ("death", 1, "failed streams"): "<= 0",
 }
 """What a figure should be, by mode, GPUs (1: all ranks share it) and what is measured, the worst of a run"""
 
@@ -73,8 +74,7 @@ def machine(options: Namespace) -> str:
         names = [name for name, _ in gpus()]
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(asked, capture_output=True, text=True).stdout.split()[:1]
-        control = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control"
-        shared = " under MPS" if control.exists() else ""
+        shared = " under MPS" if mps_runs() else ""
         parts = [f"{len(names)} {names[0]}{shared}", *(f"driver {one}" for one in driver), *parts]
         parts.append(f"Triton {triton.__version__}")
     return ", ".join(parts)

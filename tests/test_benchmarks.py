@@ -60,11 +60,21 @@ def test_every_benchmark_has_its_smallest_size():
 def test_benchmark_runs_at_its_smallest_size(name, tmp_path):
     if name == "san_cost":
         pytest.importorskip("transformers", reason="san_cost.py measures a program of transformers")
+    assert PRINTED.get(name, "|") in printed(name, SMALLEST[name], tmp_path)
+
+
+def printed(name, arguments, folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(BENCHMARKS))), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name]]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert PRINTED.get(name, "|") in done.stdout
+    return done.stdout
+
+
+@pytest.mark.process
+def test_gpu_ranks_compares_ranks_with_one_on_processors(tmp_path):
+    small = ["--device", "cpu", "--model", "demo", "--prompt", "16", "--output", "8", "--rounds", "1"]
+    assert "| demo | auto | 2 | 1 |" in printed("gpu_ranks", ["--only", "tp", "--rows", "1", *small], tmp_path)
 
 
 def test_a_record_of_ranks_has_the_worst_figure_beside_its_aim(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from device_contract import GraphContract, step
 from graph_programs import buffers, random_program
+from harness import capturing_cpu
 from sharpest import sharpest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,7 @@ from torch_internals import operators
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CpuDevice, Device, cpu_native
+from gapless.device import CpuDevice, Device
 from gapless.device.record import record
 from gapless.engine import checkers
 from gapless.guard.race import no_race
@@ -30,24 +31,17 @@ from gapless.kernels.linear import TorchLinear
 from gapless.testing.sim import SimDevice
 
 
-def native() -> CpuDevice:
-    device = CpuDevice(threads=1)
-    if not device.caps.captures:
-        device.close()
-        pytest.skip(f"no native streams: {cpu_native.reason()}")
-    return device
-
-
 @pytest.fixture
 def cpu() -> Iterator[CpuDevice]:
-    device = native()
+    device = capturing_cpu()
     yield device
     device.close()
 
 
 @pytest.fixture(params=["cpu", "sim", "sim-lazy"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = native() if request.param == "cpu" else SimDevice(5, mood="lazy" if "lazy" in request.param else None)
+    mood = "lazy" if "lazy" in request.param else None
+    device = capturing_cpu() if request.param == "cpu" else SimDevice(5, mood=mood)
     yield device
     device.close()
 
@@ -368,7 +362,7 @@ def test_a_device_ends_while_graphs_run_and_wait(cpu: CpuDevice, end: str) -> No
 
 
 def test_a_forgotten_device_is_collected_with_its_graphs() -> None:
-    device = native()
+    device = capturing_cpu()
     _, graph = slow_graph(device)
     graph.launch(device.compute)
     device.compute.record()

@@ -423,7 +423,12 @@ def test_a_custom_operator_that_only_writes_runs_on_the_stream() -> None:
 
     library.impl("double_", double, "CPU")
     x, y = torch.zeros(4, device="fake"), torch.ones(4, device="fake")
+    fake.hold(True)
     torch.ops.fake_accelerator_test.double_(x, y)
+    done = torch.Event("fake")
+    done.record()
+    assert not done.query(), "the launch waited"
+    fake.hold(False)
     assert x.tolist() == [2] * 4
     with pytest.raises(NotImplementedError, match="fake_accelerator_test::nowhere"):
         torch.ops.fake_accelerator_test.nowhere(x)

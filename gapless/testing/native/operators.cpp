@@ -107,9 +107,17 @@ bool depends_on_data(const c10::OperatorHandle& op) {
 using Answer = std::pair<Stack, std::vector<at::Tensor>>;
 constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
 
+// Not torch's fallback, which raises.
+bool has_meta(const c10::OperatorHandle& op) {
+  for (const auto key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
+                         c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return true;
+  return false;
+}
+
 // Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
 bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors) {
-  if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
+  if (!has_meta(call.op())) return !makes_results(call.op().schema());
   const auto key = call.key();
   static auto* const known = new std::unordered_map<std::string, Answer>;
   static auto* const mutex = new std::mutex;
