@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import sys
@@ -190,6 +191,8 @@ class LLM:
         core, self._core = self._core, None
         if core is not None:
             core.close()
+            del core
+            gc.collect()  # its parts refer to each other, and the model's memory is theirs
 
     def __enter__(self) -> Self:
         return self
