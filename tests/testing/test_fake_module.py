@@ -127,7 +127,7 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "BatchNorm": lambda: torch.nn.BatchNorm1d(4), "BatchNorm, evaluated": lambda: torch.nn.BatchNorm1d(4).eval(),
     "RMSNorm": lambda: torch.nn.RMSNorm(8), "Linear": lambda: torch.nn.Linear(8, 8),
     "Conv": lambda: torch.nn.Conv1d(4, 4, 3, padding=1),
-    "Attention": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0),  # its parts have gradients, and round
+    "Attention": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0),  # in 16 bits its parts round
 }  # fmt: skip
 
 
@@ -143,11 +143,16 @@ def learned(device: str, name: str, dtype: torch.dtype) -> list[Tensor]:
     return [one.cpu() for one in wanted if one is not None]
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+OF_TYPES = [
+    *((name, torch.float32) for name in LAYERS),
+    *((name, torch.bfloat16) for name in LAYERS if name != "Attention"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), OF_TYPES)
 def test_a_layer_and_its_gradients_are_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
     for one, other in zip(*(learned(device, name, dtype) for device in ("cpu", "fake")), strict=True):
-        torch.testing.assert_close(one, other, **{"rtol": 0.05, "atol": 0.02} if dtype == torch.bfloat16 else {})
+        torch.testing.assert_close(one, other)
 
 
 def test_an_embedding_bag_has_the_gradients_of_the_cpu() -> None:
