@@ -13,8 +13,8 @@ from gapless.base.errors import ConfigError
 from gapless.base.progress import in_bytes
 from gapless.base.share import Share
 from gapless.cli.model_report import ITEM_BYTES, kv_bytes
-from gapless.comm.join import check_sums
 from gapless.device import device_class, gpus, reaches
+from gapless.engine.capabilities import refuse_lacking
 from gapless.kernels.kv import KVFormat
 from gapless.model.config import ModelConfig
 from gapless.model.loader import refuse_shares
@@ -34,7 +34,7 @@ def rank_rows(config: EngineConfig, model: ModelConfig) -> Iterator[Line]:
         return
     found = device_class(config.device)
     try:
-        check_sums(found.kind, found.caps)
+        refuse_lacking(config, found.kind, found.caps)
     except ConfigError as error:
         yield "ranks", "fail", f"refused: {error}"
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of an engine at one moment. `engine.series` tells gauges from counters, which only grow."""
+    """The numbers of an engine at one moment. `engine.series` separates gauges from counters, which only grow."""
 
     queue: QueueCounts = field(default_factory=QueueCounts)
     pages: PageCounts = field(default_factory=PageCounts)
