@@ -108,7 +108,7 @@ def sums(rank: Rank, options: argparse.Namespace, table: Table | None) -> None:
             f"sum of {rows} x {options.width}": lambda y=y: group.add(y),
             "sum, residual and norm": lambda x=x, y=y, weight=weight: group.add_norm(x, y, weight, 1e-6),
             f"columns of {rows} x {VOCABULARY} gathered": lambda part=part, out=out: group.gather(part, out),
-            f"{rows} x 16 words told": lambda news=news: group.tell(news),
+            f"{rows} x 16 words to all ranks": lambda news=news: group.tell(news),
         }
         for name, once in works.items():
             graph = rank.graph((name, rows), lambda once=once: [once() for _ in range(CALLS)] and None)

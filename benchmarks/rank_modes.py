@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -105,6 +106,10 @@ def played(options: Namespace, size: str, kind: str, arms: Sequence[Arm]) -> dic
                         found[arm, rows] += [got] if turn else []
                 for arm in together:  # a run that is stopped leaves these
                     print(f"  {size}, {kind}, {arm}, {counted(rows)}: {middle(found[arm, rows])}", flush=True)
+        up.clear()
+        gc.collect()  # parts of an engine refer to each other
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
     return found
 
 

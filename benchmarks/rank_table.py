@@ -16,7 +16,8 @@ from gapless.base.host import processor_says, usable_cores
 from gapless.device import gpus
 from gapless.device.facts import mps_runs
 
-AIMS = {
+Key = tuple[str, int, str]
+AIMS: dict[Key, str] = {
     ("sums", 2, "1 row"): "<= 3.5 us",
     ("sums", 2, "32 rows"): "<= 5 us",
     ("sums", 2, "256 rows"): "<= 16 us",
@@ -60,6 +61,11 @@ def met(aim: str, found: float) -> bool:
     return found <= float(value) if sign == "<=" else found >= float(value)
 
 
+def worst(aim: str, value: float, other: float | None) -> float:
+    """Return what is farther from the aim."""
+    return value if other is None else (max if aim.startswith("<") else min)(value, other)
+
+
 def gpus_used(options: Namespace, world: int) -> int:
     """Return the number of GPUs that some ranks use; 0 on processors."""
     return 0 if options.device == "cpu" else len(set((options.device_ids or [*range(world)])[:world]))
@@ -88,16 +94,16 @@ class Table:
 
     def __init__(self, options: Namespace, *head: str) -> None:
         self._options, self._file, self._machine = options, options.json, machine(options)
-        self.head, self.rows, self.found = [*head, "aim"], list[list[str]](), dict[str, list[object]]()
+        self.head, self.rows, self.found = [*head, "aim"], list[list[str]](), dict[Key, float]()
         print(f"{options.only}: {self._machine}", flush=True)
         self._print(self.head)
         self._print(["---", *["---:"] * (len(self.head) - 1)])
 
     def row(self, *cells: object, world: int = 2, found: Mapping[str, float] = {}) -> None:
         """Add a row of `world` ranks; `found` are figures by what is measured."""
-        verdicts = []
-        for what, value in found.items():
-            key = (self._options.only, gpus_used(self._options, world), what)
+        verdicts, gpus = [], gpus_used(self._options, world)
+        for what, value in found.items() if gpus > 1 or world <= 2 else ():  # more on one GPU have no aim
+            key = (self._options.only, gpus, what)
             if aim := AIMS.get(key):
                 verdicts.append(f"{aim}: {'met' if met(aim, value) else 'missed'}")
                 self._note(key, aim, value)
@@ -105,10 +111,8 @@ class Table:
         self._print(self.rows[-1])
         self._write()
 
-    def _note(self, key: tuple[str, int, str], aim: str, value: float) -> None:
-        old = self.found.get(str(key))
-        worst = value if old is None else (max if aim.startswith("<") else min)(value, float(str(old[-1])))
-        self.found[str(key)] = [*key, round(worst, 4)]
+    def _note(self, key: Key, aim: str, value: float) -> None:
+        self.found[key] = worst(aim, round(value, 4), self.found.get(key))
 
     def _print(self, cells: list[str]) -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
@@ -120,7 +124,8 @@ class Table:
         words = [word for word in sys.argv[1:] if word not in ("--json", str(self._file))]
         record = {
             "command": f"python benchmarks/gpu_ranks.py {shlex.join(words)}", "machine": self._machine,
-            "date": time.strftime("%Y-%m-%d"), "head": self.head, "rows": self.rows, "found": [*self.found.values()],
+            "date": time.strftime("%Y-%m-%d"), "head": self.head, "rows": self.rows,
+            "found": [[*key, value] for key, value in self.found.items()],
         }  # fmt: skip
         listed = {name: isinstance(value, list) and name != "head" for name, value in record.items()}
         parts = [

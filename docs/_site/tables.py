@@ -24,7 +24,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
 from peer_table import aims_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
-from rank_table import AIMS, met  # noqa: E402
+from rank_table import AIMS, met, worst  # noqa: E402
 
 from gapless.base.config import NEEDS_ONE_RANK, EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
@@ -375,10 +375,13 @@ RANKS = sorted(path.stem for path in (DOCS / "measurements").glob("ranks-*.json"
 
 def rank_aims(several: bool) -> Lines:
     """Each question about ranks on one GPU, or on several, with its aims, and the worst figures that were found."""
-    found = {(mode, gpus, what): value for name in RANKS for mode, gpus, what, value in _load(name)["found"]}
+    found: dict[tuple[str, int, str], float] = {}
+    for *asked, value in (line for name in RANKS for line in _load(name)["found"]):
+        key = (str(asked[0]), int(asked[1]), str(asked[2]))
+        found[key] = worst(AIMS[key], value, found.get(key))
     lines = _head("`--only`", "GPUs", "aims", "found")
-    asked = [key for key in AIMS if (key[1] > 1) == several]
-    for (mode, gpus), keys in itertools.groupby(asked, key=itemgetter(0, 1)):
+    chosen = [key for key in AIMS if (key[1] > 1) == several]
+    for (mode, gpus), keys in itertools.groupby(chosen, key=itemgetter(0, 1)):
         aims, ran = [], []
         for key in keys:
             aims.append(f"{key[2]} {AIMS[key]}".replace("<=", "≤").replace(">=", "≥"))

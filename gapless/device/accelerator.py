@@ -183,6 +183,16 @@ class AcceleratorDevice(Device):
         stats = torch_accelerator.memory_stats(self.torch_device)
         return int(sum(stats.get(kind, 0) for kind in kinds))
 
+    def peak(self, program: Program, *args: Any) -> int:
+        module = torch.get_device_module(self.torch_type)
+        counts: Any = module if hasattr(module, "max_memory_allocated") else torch_accelerator
+        before = counts.memory_allocated(self.torch_device)
+        counts.reset_peak_memory_stats(self.torch_device)
+        self.run(program, *args)
+        most: int = counts.max_memory_allocated(self.torch_device) - before
+        torch_accelerator.empty_cache()
+        return most
+
     # These are the same for all.
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -204,8 +204,10 @@ class AcceleratorGraph:
         self.owners = owners
         self.raw = raw
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, stream: Stream, parts: Sequence[Tensor] = ()) -> None:
         assert isinstance(stream, AcceleratorStream), "a stream of another kind of device"
         if observe.watcher is not None:
-            observe.watcher.replayed(stream, f"graph {self.key}", self.reads, self.writes)
+            written = {part.untyped_storage().data_ptr(): part for part in parts}
+            writes = tuple([written.get(whole.untyped_storage().data_ptr(), whole) for whole in self.writes])
+            observe.watcher.replayed(stream, f"graph {self.key}", self.reads, writes)
         stream.replay(self)

@@ -6,7 +6,7 @@ A chain of uploads, replays and fences runs without it, so the host plans while 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -111,7 +111,7 @@ class NativeGraph(TapeGraph):
         """Replay on the calling thread, without the interpreter's lock; for measuring."""
         self._graph.run()
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, stream: Stream, parts: Sequence[Tensor] = ()) -> None:
         assert isinstance(stream, NativeStream), "a stream of another kind of device"
         if observe.watcher is not None:
             super().launch(stream)

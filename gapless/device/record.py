@@ -295,7 +295,7 @@ class TapeGraph:
         self.tape = tape
         observe.built(self)
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, stream: Stream, parts: Sequence[Tensor] = ()) -> None:
         stream.launch(self.tape.replay)
 
 

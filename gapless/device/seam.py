@@ -14,7 +14,7 @@ Rules that hold on every device:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -71,8 +71,9 @@ class Graph(Protocol):
 
     key: Hashable
 
-    def launch(self, stream: Stream) -> None:
-        """Enqueue a replay and return at once. Raises as `Stream.launch`."""
+    def launch(self, stream: Stream, parts: Sequence[Tensor] = ()) -> None:
+        """Enqueue a replay and return at once. `parts` are all that it writes of their memory, chosen by an index on
+        the device: for checkers that cannot see its operators. Raises as `Stream.launch`."""
         ...
 
 
@@ -210,6 +211,11 @@ class Device(Protocol):
         """Return how often memory was taken from the driver or given back: each time the device had to be idle.
         0 where there is no such driver."""
         ...
+
+    def peak(self, program: Program, *args: Any) -> int:
+        """Run as `run`; return the most bytes that the program took at once, 0 where they are not counted."""
+        self.run(program, *args)
+        return 0
 
     def run(self, program: Program, *args: Any) -> None:
         """Launch on compute and wait; for start-up. Raises DeviceError when the program raises."""

@@ -48,7 +48,7 @@ class AdapterFiles(NamedTuple):
 
 
 class FollowingAdapters:
-    """The adapters of a rank that follows. Reads those of the config at once: pinning their memory would keep steps."""
+    """The adapters of a following rank. The config's are read at once: steps would wait while memory is pinned."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self._files = files

@@ -41,7 +41,8 @@ def refuse_lacking(config: EngineConfig, kind: str, caps: Caps) -> None:
     """Raise ConfigError for a setting that a device of this kind cannot honour."""
     if config.tensor_parallel_size > 1:
         check_sums(kind, caps)
-    if config.device_ids is not None and not caps.own_memory:
+    chosen = config.device_ids is not None and config.data_parallel_size == 1  # engines of a fleet have them from it
+    if chosen and not caps.own_memory:
         text = f"{kind} has no devices to choose from (capability own_memory)"
         raise ConfigError(f"device_ids: {text}: leave device_ids out, or use --device cuda")
     for setting in SETTINGS:

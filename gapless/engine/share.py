@@ -49,7 +49,11 @@ def open_rank_device(config: EngineConfig, model_config: ModelConfig, share: Sha
 
 
 def check_devices(config: EngineConfig, device: Device) -> None:
-    """Warn of ranks that share a GPU. Raises ConfigError if it is not given how much of its memory is theirs."""
+    """Warn of ranks that share a GPU or a core. Raises ConfigError if a GPU's memory is not shared out among them."""
+    cores = host.usable_cores()
+    if not device.caps.own_memory and cores < config.tensor_parallel_size:
+        text = f"with fewer cores ({cores}) than ranks, each waits until the others have had their turn"
+        warn(f"tensor_parallel_size: {text}")
     if not device.caps.own_memory or len(set(config.devices)) == config.tensor_parallel_size:
         return
     if not (config.kv_cache_memory_bytes or config.num_gpu_blocks_override):
@@ -65,7 +69,7 @@ def check_devices(config: EngineConfig, device: Device) -> None:
 
 def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
     """Return the number of computing threads of a rank on a CPU; 0 for most of its cores."""
-    small, ranks = model_config.sizes.parameters < SMALL_MODEL, config.tensor_parallel_size
+    small, ranks = model_config.sizes.parameters < SMALL_MODEL, config.tensor_parallel_size * config.data_parallel_size
     if config.threads or (ranks == 1 and not small):
         return config.threads
     cores = max(1, host.usable_cores() // ranks)

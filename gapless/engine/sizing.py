@@ -33,10 +33,11 @@ GRAPH_BYTES = 2 << 20
 
 
 def choose_sizes(
-    config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device, others: int | None = None
-) -> Sizes:
+    config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device, others: int | None = None,
+    peak: int = 0,
+) -> Sizes:  # fmt: skip
     """Return rows, pages and step budget from the config and the memory left after the weights; `others` are the most
-    pages that other ranks could hold.
+    pages that other ranks could hold, and `peak` is the most memory that a step was seen to take.
 
     Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
     sequence has no room for a prompt and an output.
@@ -49,7 +50,7 @@ def choose_sizes(
         )
     max_len = model_length(config, model_config)
     size, page_bytes = config.block_size, model.page_bytes(config.block_size)
-    pages = could_hold(config, model_config, model, device)
+    pages = could_hold(config, model_config, model, device, peak)
     if not config.num_gpu_blocks_override:
         wanted = rows * -(-max_len // size) + 1
         pages = min(wanted, pages, pages if others is None else others)
@@ -79,12 +80,14 @@ def _steps(config: EngineConfig, caps: Caps) -> tuple[int, int]:
     return rows, config.max_num_batched_tokens or max(rows, usual)
 
 
-def could_hold(config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device) -> int:
+def could_hold(
+    config: EngineConfig, model_config: ModelConfig, model: LoadedModel, device: Device, peak: int = 0
+) -> int:  # fmt: skip
     """Return how many KV pages this rank has memory for, or the number that the config gives."""
     if config.num_gpu_blocks_override:
         return config.num_gpu_blocks_override
     max_len = model_length(config, model_config)
-    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, *_steps(config, device.caps), max_len)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, device, max_len, peak)
     return budget // model.page_bytes(config.block_size)
 
 
@@ -98,16 +101,16 @@ def _places(config: EngineConfig) -> int:
     return 1 + (config.speculation.num_speculative_tokens if config.speculation else 0)
 
 
-def _kv_bytes(
-    config: EngineConfig, model: LoadedModel, device: Device, rows: int, step_tokens: int, max_len: int
-) -> int:
+def _kv_bytes(config: EngineConfig, model: LoadedModel, device: Device, max_len: int, peak: int) -> int:
     free, total = device.memory()
+    rows, step_tokens = _steps(config, device.caps)
     if not device.caps.own_memory:
-        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE)) // config.tensor_parallel_size
+        ranks = config.tensor_parallel_size * config.data_parallel_size
+        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE)) // ranks
     words = max_len + len(model.groups()) * -(-max_len // config.block_size)
     tables = (rows + 1) * (words + _places(config) * mask_words(model.vocab_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))
-    step = sum(step_bytes(config, model, device.caps, rows, step_tokens))
+    step = sum(step_bytes(config, model, device.caps, rows, step_tokens).at_least(peak))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)
 
 
@@ -121,6 +124,11 @@ class StepBytes(NamedTuple):
     """Eager steps and graphs need the same from two pools of the allocator: the graphs share one."""
     driver: int
     """Driver memory of the graphs themselves"""
+
+    def at_least(self, peak: int) -> StepBytes:
+        """Return these for steps that were seen to take `peak` bytes besides their logits."""
+        most = self.logits + peak
+        return self._replace(eager=max(self.eager, most), graphs=max(self.graphs, most) if self.graphs else 0)
 
 
 def step_bytes(config: EngineConfig, model: LoadedModel, caps: Caps, rows: int, step_tokens: int) -> StepBytes:

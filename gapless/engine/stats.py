@@ -47,6 +47,11 @@ class Stats:
         found: Stats = _plus(self, before, "", gauges())
         return found
 
+    def beside(self, other: Stats) -> Stats:
+        """Return the sums with the numbers of an engine beside this one, gauges included."""
+        found: Stats = _plus(self, other, "", set())
+        return found
+
 
 def collect(loop: Loop, held: int, grammars: GrammarCounts, allocations: int) -> Stats:
     """Return the numbers of an engine, whose loop does not have the `held` ones of its waiting requests."""

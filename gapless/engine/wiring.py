@@ -33,9 +33,10 @@ from gapless.engine.updates import WeightUpdates
 from gapless.engine.warm_up import warm_up
 from gapless.grammar.compiler import Compiler
 from gapless.kernels import native
+from gapless.kernels.plain import KERNELS as PLAIN
 from gapless.kernels.seam import Kernels
 from gapless.loop import mask_threads
-from gapless.loop.build import build_loop, step_sizes
+from gapless.loop.build import build_loop, executor_without_pages, step_sizes
 from gapless.loop.loop import Loop
 from gapless.loop.spec import LoopSpec, Sizes
 from gapless.loop.watchdog import Watchdog, patience
@@ -46,6 +47,7 @@ from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, FILLING, ON_GPU, MixedSizes, buckets_up_to
+from gapless.step.kinds import largest
 from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
@@ -133,6 +135,10 @@ def _build(
             sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device, others)
             name = loaded.tiers.name(loaded.model.config, loaded.model, device.kind)
             spec = _spec(loaded, sizes, name, parts)
+            peak = _step_peak(loaded, spec)
+            if peak:
+                sizes = choose_sizes(loaded.config, loaded.model.config, loaded.model, device, others, peak)
+                spec = spec._replace(sizes=sizes)
             if ranks is not None:
                 ranks.build(_plan(loaded, sizes, spec))
             loop = on_device(device, lambda: build_loop(device, loaded.model, spec))
@@ -142,7 +148,7 @@ def _build(
         built = _surround(loop, loaded, name, info.watchdog_seconds)
         try:
             try_out(loop.launcher.program, device, exact=config.batch_invariant)
-            _prepare(loop, loaded, sizes, times)
+            _prepare(loop, loaded, sizes, peak, times)
             loaded.tiers.attach(loop)
         except BaseException:
             built.close()
@@ -168,6 +174,17 @@ def _plan(loaded: Loaded, sizes: Sizes, spec: LoopSpec) -> RankPlan:
     step = step_bytes(loaded.config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
     drafts = (drafting.drafts, drafting.rows) if drafting else (0, 0)
     return RankPlan(step_sizes(device, loaded.model, spec), *drafts, (step.eager, step.graphs))
+
+
+def _step_peak(loaded: Loaded, spec: LoopSpec) -> int:
+    """Return the most memory of a device of its own that a step of plain kernels takes, by running the largest ones:
+    what torch's operators need differs from backend to backend. 0 elsewhere: `step_bytes` counts our own kernels."""
+    device, sizes, drafting = loaded.device, spec.sizes, loaded.drafting
+    if not device.caps.own_memory or loaded.kernels.name != PLAIN.name:
+        return 0
+    executor = on_device(device, lambda: executor_without_pages(device, loaded.model, spec))
+    places, rows = (drafting.places, min(sizes.rows, drafting.rows)) if drafting else (1, sizes.rows)
+    return executor.peak(largest(sizes.rows, sizes.step_tokens, sizes.max_len, places, rows))
 
 
 def _load(
@@ -273,14 +290,14 @@ def watch(loop: Loop, seconds: float, ranks: FollowingRanks | None = None) -> Wa
     return dog
 
 
-def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, times: Times) -> None:
+def _prepare(loop: Loop, loaded: Loaded, sizes: Sizes, peak: int, times: Times) -> None:
     """Compile, warm up and capture, so that the first request finds everything ready."""
     config, device = loaded.config, loaded.device
     if loaded.kernels.ahead is not None:
         with _timed(times, "kernels", "loading kernels (the first start compiles them)"):
             loop.launcher.compile()
     if device.caps.own_memory:  # after libraries have allocated their workspaces: torch's products, 32 MiB
-        step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens)
+        step = step_bytes(config, loaded.model, device.caps, sizes.rows, sizes.step_tokens).at_least(peak)
         device.reserve(step.eager, step.graphs)
     if loaded.ranks is not None:
         loaded.ranks.built()

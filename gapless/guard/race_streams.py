@@ -151,8 +151,14 @@ class StreamWatch:
         return tensor.device.type == self._row.type
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether copies from and to this host tensor can run beside the host."""
-        return self._row.pageable == "shared" or tensor.is_pinned()
+        """Return whether copies from and to this host tensor can run beside the host; keep whose memory it is, for what
+        reaches that by its address."""
+        if self._row.pageable == "shared":
+            return True
+        pinned: bool = tensor.is_pinned()
+        if pinned and tensor.untyped_storage().resizable():
+            marks.PINNED.add(tensor)
+        return pinned
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""

@@ -96,11 +96,12 @@ def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None
                 return "mask-index"
         elif index.dim() and index.numel() and not watch.is_device(index):
             return "index-by-host"
-    return "index-by-host" if watch.real and _indexes_by_list(watch.call) else None
+    return "index-by-host" if watch.real and not watch.reported and indexes_by_list(watch.call) else None
 
 
-def _indexes_by_list(call: TorchCall | None) -> bool:
-    """Return whether the user indexes by host data. Torch uploads it itself for all kinds but CUDA, past all modes."""
+def indexes_by_list(call: TorchCall | None) -> bool:
+    """Return whether the user indexes by host data, which torch uploads past all modes
+    (torch/csrc/utils/tensor_new.cpp, indexing_tensor_from_data). A kind that warns of waits does so there."""
     if call is None or call.func not in _INDEXING:
         return False
     index = call.args[1]

@@ -20,6 +20,7 @@ import torch
 from .backends import GENERIC, DeviceKind, Wait, backend
 from .patches import Patches, SharedPatches
 from .present import accelerator, allocator_stats, definer, module_of, owner_of
+from .sync_ops import indexes_by_list
 from .sync_rules import COLLECTIVES
 from .watch import ThreadState, current, make_finding
 
@@ -118,7 +119,7 @@ class _Show:
             return
         watch = current()
         if watch is not None and not (watch.call and watch.reported):
-            watch.flag("device-sync")
+            watch.flag("index-by-host" if indexes_by_list(watch.call) else "device-sync")
 
 
 def _report_waits(patches: Patches, waits: Iterable[Wait]) -> None:

@@ -37,6 +37,7 @@ from gapless.pace.depth import Depth
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader
+from gapless.step.executor import Executor
 from gapless.step.graphs import GOING_ON, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.launcher import Launcher
 from gapless.step.listing import Lanes
@@ -130,6 +131,16 @@ def step_sizes(device: Device, model: Model, spec: LoopSpec) -> MemorySizes:
     return _step_sizes(_shapes(device, model, spec, extents), depth, spec, extents)
 
 
+def executor_without_pages(device: Device, model: Model, spec: LoopSpec) -> Executor:
+    """Return an executor for the steps of such a loop that has the null page alone."""
+    sizes = step_sizes(device, model, spec)._replace(pages=1, packets=1, outboxes=1)
+    return build_executor(device, model, spec.program, _kernels(device, spec), sizes, _options(spec))
+
+
+def _options(spec: LoopSpec) -> RowOptions:
+    return RowOptions(spec.sizes.slots, spec.speculation, spec.processors, spec.group)
+
+
 def _step_sizes(shapes: GraphShapes, depth: Depth, spec: LoopSpec, extents: Extents) -> MemorySizes:
     sizes, packets = spec.sizes, depth.most + 1
     outbox = OutboxShape(extents.most_rows, sizes.step_tokens, extents.width)
@@ -142,9 +153,8 @@ def _step_sizes(shapes: GraphShapes, depth: Depth, spec: LoopSpec, extents: Exte
 
 def _launcher(device: Device, model: Model, rows: RowTable, depth: Depth, spec: LoopSpec, extents: Extents) -> Launcher:
     shapes, drafts = _shapes(device, model, spec, extents), spec.speculation
-    options = RowOptions(spec.sizes.slots, drafts, spec.processors, spec.group)
     sizes = _step_sizes(shapes, depth, spec, extents)
-    executor = build_executor(device, model, spec.program, _kernels(device, spec), sizes, options)
+    executor = build_executor(device, model, spec.program, _kernels(device, spec), sizes, _options(spec))
     packer, lanes = Packer(rows, extents.max_pages, extents.groups), Lanes(rows)
     make = spec.controllers.draft_gate
     gate = make(spec.sizes.rows, drafts.rows, drafts.sizes, drafts.head is None) if drafts else None

@@ -37,6 +37,7 @@ from gapless.server.run import (
     descriptors,
     listen,
     loop_factory,
+    refuse_beside_engines,
     uvicorn_config,
 )
 
@@ -95,6 +96,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             )
         if server.api_server_count > 1:
             raise ConfigError("api_server_count: one router answers for the two servers of pd: leave one of them out")
+        refuse_beside_engines(engine, server)
         check_tls(server)
         with (
             logging_to_stderr(server),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import islice
@@ -145,7 +145,7 @@ class Executor:
 
     @property
     def outbox(self) -> int:
-        """Outbox slot of the next step."""
+        """Outbox slot of the next step, or of the one that is enqueued."""
         return self._free[0].index
 
     def lists(self, lists: Sequence[tuple[int, Int32s]]) -> None:
@@ -173,13 +173,13 @@ class Executor:
         """Enqueue one step, from the next packet or from the one that the last step left. Call `ready` first."""
         device, compute = self.device, self.device.compute
         steps = self._resolve(key)
-        outbox = self._free.popleft()
         started = compute.record(timed=True)
         packet = self._packet if fresh else None
         if packet is not None:
             self._packet = None
             self._upload(packet, steps)
         self.enqueue(steps)
+        outbox = self._free.popleft()
         ended = compute.record(timed=True)
         if packet is not None:
             self.packets.retire(packet, ended)
@@ -218,11 +218,15 @@ class Executor:
         """Return the function that enqueues one program."""
         compute, graph = self.device.compute, self.graphs.get(key)
         if graph is not None:
-            return lambda: graph.launch(compute)
+            return lambda: graph.launch(compute, () if observe.watcher is None else self._written())
         program = self.program.of(key)
         if observe.steps is not None:
             program = observe.steps.runs(self, key, program)
         return lambda: compute.launch(program, key, self.buffers)
+
+    def _written(self) -> list[Tensor]:
+        """Return what the launched step writes of the outboxes on the device, which it counts modulo their number."""
+        return [lines[self.outbox % len(lines)] for lines in (self.buffers.lines, self.buffers.scores)]
 
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return the range of outbox words to copy to the host."""
@@ -290,6 +294,18 @@ class Executor:
         if ahead is not None:
             self.device.run(self._compile, ahead, keys)
 
+    def peak(self, keys: Iterable[ProgramKey]) -> int:
+        """Return the most bytes that one of these programs takes of the device at once, by running them on null rows.
+        Nothing is in flight."""
+        return max([self._peak(key) for key in keys])
+
+    def _peak(self, key: ProgramKey) -> int:
+        self.device.run(_make_inert, self.buffers.sent, self.buffers.words, key)
+        if isinstance(key, ForwardKey) and key.packet.chunks:
+            size = HEADER_WORDS + 2 * key.packet.rows - key.packet.chunks
+            self.device.run(_fill, self.buffers.words[size : size + 1], key.packet.chunk_tokens)
+        return self.device.peak(self._compile, nullcontext, (key,))
+
     def _compile(self, ahead: Callable[[], AbstractContextManager[None]], keys: Sequence[ProgramKey]) -> None:
         program = copy(self.program)
         program.model = program.model.first_layers()  # the others launch the same
@@ -341,3 +357,7 @@ def _aligned(words: int) -> int:
 
 def _words(slot: RingSlot) -> Int32s:
     return slot.array.view(np.int32)
+
+
+def _fill(words: Tensor, value: int) -> None:
+    words.fill_(value)

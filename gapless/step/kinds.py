@@ -46,6 +46,20 @@ def kinds(
         yield from _drafted(most_drafted, min(most, tokens), places)
 
 
+def largest(rows: int, tokens: int, max_len: int, places: int, drafted_rows: int) -> Iterator[ProgramKey]:
+    """Yield the programs that take the most memory, of an engine of `rows` rows and steps of up to `tokens` tokens, at
+    the greatest lengths: decode rows, with drafts in up to `places` places, and a chunk at each end of a sequence."""
+    count = min(tokens, max_len)
+    for decode, each in {(rows, 1), (drafted_rows, places)}:
+        yield bucket_key(decode, max_len, places=each)
+        yield SampleKey(decode, decode, False, each, drafts=each > 1)
+    first = bucket_key(0, max_len, 1, count)
+    yield first
+    yield first._replace(batch=first.batch._replace(chunks=((max_len - count, count),)))
+    for lane in lanes.LANES:
+        yield from lane.likely(LaneSizes((rows,), (), ()))
+
+
 def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramKey]:
     """Yield the programs of steps of up to `rows` rows with drafts. Steps with chunks run the most drafts, or none."""
     yield from drafted_steps((*buckets_up_to(rows)[::-1], min(5, rows)), places)

@@ -10,7 +10,7 @@ from harness import captures_at_once, checksum_loop, run, script, sizes
 from loops_under_guard import watch
 
 from gapless import guard
-from gapless.guard.race import no_race
+from gapless.guard.race import Race, no_race
 from gapless.testing import fake
 from gapless.testing.guarded import StepGuard, guarded
 
@@ -67,29 +67,35 @@ def test_a_step_that_reads_a_device_tensor_on_the_fake_is_found(device):
     assert found and all("host-size" in one for one in found)
 
 
-@pytest.fixture
-def uncaptured(device) -> fake.FakeDevice:
-    """A graph counts as writing all of a buffer that is watched by bytes, and lines of other steps are in flight."""
-    device.caps = device.caps._replace(captures=False)
-    return device
-
-
-@pytest.mark.parametrize("seed, depth", [(0, 2), (1, 4)])
-def test_the_engine_on_the_fake_has_no_race(uncaptured, seed, depth):
+def raced(device, seed: int, depth: int | None, **graphs: int) -> list[Race]:
+    """Return the races of an engine, all of whose memory is watched."""
     shape = sizes(seed)
-    jobs = script(seed, shape.max_len)
-    with no_race("record") as checker:
-        loop = checksum_loop(uncaptured, shape, depth)
+    with no_race("record", track="all") as checker:
+        loop = checksum_loop(device, shape, depth, **graphs)
         watch(checker, loop)
-        run(loop, jobs)
-        uncaptured.drain()
-    assert checker.races == [], str(checker.races[0])
+        run(loop, script(seed, shape.max_len))
+        device.drain()
+    assert not graphs or len(loop.launcher.graphs)
+    return checker.races
 
 
-def test_a_packet_that_is_written_while_it_travels_is_found_on_the_fake(uncaptured):
+@pytest.mark.parametrize("seed, depth", [(0, 1), (0, 2), (1, 4), (0, None)])
+@pytest.mark.parametrize("captures", [False, True])
+def test_the_engine_on_the_fake_has_no_race(device, seed, depth, captures):
+    races = raced(device, seed, depth, **(captures_at_once(sizes(seed)) if captures else {}))
+    assert races == [], str(races[0])
+
+
+def test_tokens_that_a_captured_step_still_writes_are_found_when_they_are_copied(device):
+    device.token_out.after = lambda fence: fake.load().drain()  # in order, and the checker does not see it
+    races = raced(device, 0, 2, **captures_at_once(sizes(0)))
+    assert {(race.buffer, race.first.verb, race.second.verb) for race in races} == {("lines", "writes", "reads")}
+
+
+def test_a_packet_that_is_written_while_it_travels_is_found_on_the_fake(device):
     shape = sizes(0)
     with no_race("record") as checker:
-        loop = checksum_loop(uncaptured, shape, 2)
+        loop = checksum_loop(device, shape, 2)
         watch(checker, loop)
         executor = loop.launcher.executor
         enqueue = executor.enqueue

@@ -35,6 +35,7 @@ KINDS = [
     "reads/block_digest",
     "reads/logprobs_to_worker",
     "reads/page_frames",
+    "reads/weight_shards",
     "shape_by_copy",
     "waits/lists_copied",
     "waits/offloaded_storage",

@@ -8,12 +8,14 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch_internals import operators
 
 from gapless import guard
-from gapless.guard import sync_calls, sync_waits
+from gapless.guard import marks, sync_calls, sync_waits
 from gapless.guard.backends import KINDS_OF_DEVICES
 
 WAITS = (*KINDS_OF_DEVICES["cuda"].all_waits(), ("torch.accelerator", "synchronize", "stream-wait"))
@@ -258,3 +260,21 @@ def test_a_long_garbage_collection_is_reported(monkeypatch):
     assert "generation 2" in region.report.text()
     with guard.no_sync(slow_ms=60_000):
         gc.collect()
+
+
+class Uploading(TorchFunctionMode):
+    """Plays the upload of an index: torch's own, past all modes, with its warning."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        blocking()
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("index", [[0, 2], np.array([0, 2]), ([0, 2], slice(1))], ids=["list", "array", "tuple"])
+def test_an_index_of_host_data_is_one_finding_though_torch_warns_of_its_upload(cuda, monkeypatch, index):
+    monkeypatch.setattr(marks, "has_accelerator", lambda: True)
+    x = torch.zeros(4, 4)
+    with Uploading(), guard.no_sync(device_tensors=[x], mode="record", slow_ms=0) as region:
+        x[index]
+        x[index] = x[index]
+    assert [finding.rule for finding in region.report.findings] == ["index-by-host"] * 2

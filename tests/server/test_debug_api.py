@@ -237,6 +237,7 @@ class Engine:
 
     def __init__(self):
         self.looks = []
+        self.engines = (self,)
         self.silence = None
         """Set where it answers nothing: an error ends the wait."""
 

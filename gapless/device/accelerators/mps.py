@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from gapless.device.accelerator import AcceleratorDevice
+from gapless.device.seam import Device, Program
 
 # torch.mps is typed only in part, and differently from version to version.
 torch_mps: Any = torch.mps
@@ -44,3 +45,6 @@ class MpsDevice(AcceleratorDevice):
 
     def driver_calls(self, *kinds: str) -> int:
         return 0  # torch.mps does not count them
+
+    def peak(self, program: Program, *args: Any) -> int:
+        return Device.peak(self, program, *args)  # nor this
