@@ -59,7 +59,7 @@ def test_calls_of_the_driver_are_counted_by_whole_segments() -> None:
 
 def test_large_blocks_that_are_freed_side_by_side_stay_segments_of_their_own() -> None:
     before = taken()
-    large = [torch.empty(3 << 20, dtype=torch.uint8, device="fake") for _ in range(3)]
+    large = [torch.empty(11 << 20, dtype=torch.uint8, device="fake") for _ in range(3)]
     del large
     torch.fake.empty_cache()
     assert taken() == before
@@ -70,8 +70,8 @@ def test_a_stream_that_is_busy_again_keeps_no_memory_that_was_freed_before() -> 
     x, y = torch.zeros(4, device="fake"), torch.zeros(4, device="fake")
     reserved = torch.accelerator.memory_reserved()
     with side:
-        torch.empty(8 << 20, dtype=torch.uint8, device="fake")
-    assert torch.accelerator.memory_reserved() == reserved + (8 << 20)
+        torch.empty(20 << 20, dtype=torch.uint8, device="fake")
+    assert torch.accelerator.memory_reserved() == reserved + (20 << 20)
 
     def launch_on_side(_: Tensor) -> None:
         with side:

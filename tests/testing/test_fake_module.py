@@ -122,6 +122,58 @@ def test_a_convolution_and_its_gradients_are_those_of_the_cpu(dims: int, transpo
         torch.testing.assert_close(one, other)
 
 
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "LayerNorm": lambda: torch.nn.LayerNorm(8), "GroupNorm": lambda: torch.nn.GroupNorm(2, 4),
+    "BatchNorm": lambda: torch.nn.BatchNorm1d(4), "BatchNorm, evaluated": lambda: torch.nn.BatchNorm1d(4).eval(),
+    "RMSNorm": lambda: torch.nn.RMSNorm(8), "Linear": lambda: torch.nn.Linear(8, 8),
+    "Conv": lambda: torch.nn.Conv1d(4, 4, 3, padding=1),
+    "Attention": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0),  # in 16 bits its parts round
+}  # fmt: skip
+
+
+def learned(device: str, name: str, dtype: torch.dtype) -> list[Tensor]:
+    """The result of a layer, its gradients, and its buffers."""
+    torch.manual_seed(2)
+    layer = LAYERS[name]()
+    x = torch.randn(3, 4, 8).to(device, dtype).requires_grad_()
+    layer = layer.to(device, dtype)
+    result = layer(x)
+    result.square().sum().backward()
+    wanted = [result.detach(), x.grad, *(one.grad for one in layer.parameters()), *layer.buffers()]
+    return [one.cpu() for one in wanted if one is not None]
+
+
+OF_TYPES = [
+    *((name, torch.float32) for name in LAYERS),
+    *((name, torch.bfloat16) for name in LAYERS if name != "Attention"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), OF_TYPES)
+def test_a_layer_and_its_gradients_are_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
+    for one, other in zip(*(learned(device, name, dtype) for device in ("cpu", "fake")), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_embedding_bag_has_the_gradients_of_the_cpu() -> None:
+    found = []
+    for device in ("cpu", "fake"):
+        table, rows = torch.ones(5, 3, device=device, requires_grad=True), torch.tensor([[1, 2], [2, 4]], device=device)
+        F.embedding_bag(rows, table).sum().backward()
+        found.append(table.grad)
+    assert found[0] is not None and found[1] is not None and torch.equal(found[0], found[1].cpu())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.seeds
+def test_a_compiled_model_gives_the_values_of_the_cpu(backend: str) -> None:
+    torch.manual_seed(3)
+    model, x = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), torch.randn(2, 3, 8)
+    wanted = model(x)
+    fake.delays(1)
+    torch.testing.assert_close(torch.compile(model.fake(), backend=backend)(x.fake()).cpu(), wanted)
+
+
 DRAWN: dict[str, Callable[[], Tensor]] = {
     "randn": lambda: torch.randn(8, device="fake"), "randint": lambda: torch.randint(99, (8,), device="fake"),
     "randperm": lambda: torch.randperm(50, device="fake"), "dropout": lambda: F.dropout(torch.ones(90, device="fake")),

@@ -1,8 +1,9 @@
-"""`gapless serve --device fake`, as a user starts it: streams, an abort, health, metrics, and a clean end."""
+"""The fake accelerator as users start it: `gapless serve --device fake`, a refusal, and the tests of another engine."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -56,3 +57,20 @@ def test_the_fake_without_a_compiler_is_refused_in_one_line(tmp_path: Path):
     lines = [line for line in done.stderr.splitlines() if "C++" in line]
     wanted = "device: fake is C++ that cannot be built here: there is no C++ compiler (g++ or clang++)"
     assert (done.returncode, lines) == (2, [f"gapless: error: {wanted}"]), done.stderr
+
+
+def test_the_manual_s_tests_of_another_engine_find_a_missing_fence(tmp_path: Path):
+    manual = (Path(__file__).parents[2] / "docs" / "guides" / "testing.md").read_text(encoding="utf-8")
+    tests = manual.split("## Another engine")[1].split("```python\n")[1].split("```")[0]
+    fence = re.search(r"    side\.wait_stream.*\n", tests)
+    assert fence is not None
+    found = []
+    for number, text in enumerate((tests, tests.replace(fence[0], ""))):
+        file = tmp_path / f"test_engine_{number}.py"
+        file.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(file)]
+        done = subprocess.run(
+            command, env=child_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        )
+        found.append(done.stdout)
+    assert "3 passed" in found[0] and "[{'seed': 1, 'lazy': True}]" in found[1].rpartition("FAILED")[2], found

@@ -22,6 +22,9 @@ constexpr PoolId kNoPool{0, 0};
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
+// As much as CUDA's allocator asks of its driver for a block.
+size_t segment_for(size_t size) { return size > kSegment / 2 && size < 5 * kSegment ? 10 * kSegment : rounded(size, kSegment); }
+
 const size_t total = [] {
   const char* asked = std::getenv("GAPLESS_FAKE_BYTES");
   return asked == nullptr ? size_t{4} << 30 : rounded(std::strtoull(asked, nullptr, 10), kPage);
@@ -128,7 +131,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     settle();
     Pieces& cache = cached[{pool, stream}];
     char* address = cut(cache, size);
-    if (address == nullptr && (grow(cache, std::max(size, kSegment)) || grow(cache, size))) address = cut(cache, size);
+    if (address == nullptr && (grow(cache, segment_for(size)) || grow(cache, size))) address = cut(cache, size);
     if (address == nullptr) return nullptr;
     count(stats.allocation, 1);
     count(stats.allocated_bytes, static_cast<int64_t>(size));

@@ -99,13 +99,29 @@ bool makes_results(const c10::FunctionSchema& schema) {
   return false;
 }
 
+bool is_one_of(const c10::OperatorHandle& op, const std::set<std::string>& names) { return names.contains(op.schema().name()); }
+
 bool depends_on_data(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
+  // Their Meta kernels promise sizes that the CPU's do not make.
+  static const std::set<std::string> unlike{"aten::_embedding_bag", "aten::_embedding_bag_forward_only"};
+  return is_one_of(op, unlike) || op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output) ||
          !returns_tensors_alone(op.schema());
 }
 
 using Answer = std::pair<Stack, std::vector<at::Tensor>>;
 constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
+
+// Means and deviations have the parameters' type on the CPU, whose gradients ask for it, and no size if nothing needs them.
+const std::set<std::string> kNorms{"aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm",
+                                   "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"};
+
+void as_on_the_cpu(const Call& call, Stack& results) {
+  const auto& schema = call.op().schema();
+  if (!is_one_of(call.op(), kNorms)) return;
+  int64_t typed = call.at(static_cast<size_t>(*schema.argumentIndexWithName("weight")));
+  if (typed < 0) typed = call.at(0);
+  for (size_t i = 1; i < 3; ++i) results[i] = results[i].toTensor().to(call.place(static_cast<size_t>(typed)).type);
+}
 
 // Not torch's fallback, which raises.
 bool has_meta(const c10::OperatorHandle& op) {
@@ -130,6 +146,7 @@ bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors
   }
   try {
     results = call.run(Side::Meta, &mirrors);
+    as_on_the_cpu(call, results);
   } catch (const std::exception&) {
     return false;
   }
@@ -141,10 +158,10 @@ bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors
   return true;
 }
 
-void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pair<Place, Bytes>>& to) {
+void copy_results(const std::vector<at::Tensor>& from, const std::vector<std::pair<Place, Bytes>>& to, bool norms = false) {
   for (size_t i = 0; i < to.size(); ++i) {
     const auto& [place, bytes] = to[i];
-    if (bytes.address == nullptr || !from[i].defined()) continue;
+    if (bytes.address == nullptr || !from[i].defined() || (norms && from[i].numel() == 0)) continue;
     const at::Tensor target = place.mirror({storage_of(bytes, Side::Cpu)}, Side::Cpu);
     TORCH_CHECK(target.sizes() == from[i].sizes() && target.scalar_type() == from[i].scalar_type(),
                 "the Meta kernel promised ", target.sizes(), target.scalar_type(), ", the CPU's made ", from[i].sizes(),
@@ -175,7 +192,7 @@ std::pair<Place, Bytes> target_of(const at::Tensor& tensor) {
 void run_kernel(const Call& call, const std::vector<std::pair<Place, Bytes>>& targets) {
   try {
     const Stack results = call.run(Side::Cpu);
-    if (!targets.empty()) copy_results(made(call.op().schema(), results), targets);
+    if (!targets.empty()) copy_results(made(call.op().schema(), results), targets, is_one_of(call.op(), kNorms));
   } catch (const c10::Error& error) {
     throw std::runtime_error("fake device: " + name_of(call.op()) + ": " + error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -454,6 +471,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_backward>());
   // Backends without a kernel of their own get its parts, which round differently.
   m.impl("native_dropout", at::native::native_dropout_cpu);  // by operators that are given a generator
+  m.impl("native_group_norm", torch::CppFunction::makeFromBoxedFunction<&launch>());
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&launch>());
   m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&launch>());
 }
