@@ -30,6 +30,7 @@ KINDS = [
     "orders/polled_results",
     "orders/served_result",
     "orders/woken_by_flag",
+    "pinned/moved_by_to",
     "pinned/staging_per_step",
     "reads/block_digest",
     "reads/logprobs_to_worker",
