@@ -190,14 +190,15 @@ $(BIN)/.installer: | $(BIN)/python
 
 # torch first: many packages name it unpinned and would bring another build.
 $(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/.installer
-	$(call INSTALL,torch==2.13.0)
-	$(call INSTALL,-e .)
+	@echo "installing the packages of constraints.txt"
+	@$(call INSTALL,torch==2.13.0)
+	@$(call INSTALL,-e .)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.setup
-	$(call INSTALL,-e '.[docs]')
+	@$(call INSTALL,-e '.[docs]')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup
-	$(call INSTALL,-e '.[dev]')
+	@$(call INSTALL,-e '.[dev]')
 	@touch $@

@@ -43,7 +43,7 @@ PROMPT = list(range(40, 104))
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-# A client that takes little: it counts and stamps what arrives, and looks at it afterwards.
+# A client that takes little time: it stamps the bytes that arrive, and parses them afterwards.
 
 
 class Run(NamedTuple):
@@ -200,7 +200,7 @@ def _serve(port: int, seconds: float, fronts: int) -> int:
 
 
 def wait_ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the announcement, which comes when all fronts take requests."""
+    """Wait for the announcement that all fronts take requests."""
     assert process.stdout is not None
     if not any(b" serves " in line for line in iter(process.stdout.readline, b"")):
         raise SystemExit("the server did not come up")

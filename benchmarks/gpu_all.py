@@ -1,21 +1,18 @@
-"""Checks that need a GPU, in one call of under ten minutes: tests, captured steps, targets.
+"""Depth auto beside depth 1 on a GPU, both with captured steps, in turn in one process.
 
-`PYTHONPATH=. python benchmarks/gpu_all.py [--out DIR] [--only tests,engine]` prints short tables and, with
-`--out`, leaves gpu_all.json and the logs of the tests there. The model is a dummy of Qwen3-0.6B's shape in bfloat16.
+`PYTHONPATH=.:benchmarks python benchmarks/gpu_all.py [--out DIR]` prints a table, and with `--out` writes gpu_all.json
+there. The model has Qwen3-0.6B's shape and random weights in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +26,6 @@ from gapless.base.records import Request
 from gapless.engine.core import EngineCore
 from gapless.engine.wiring import build_core
 
-ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/gpu", "tests/kernels")
-NO_TESTS = 5
-"""pytest's exit code if no test is for a GPU"""
-
 
 class Load(NamedTuple):
     """`rows` requests at once, of `prompt` tokens in and `output` out; `requests` in all, one coming as one ends."""
@@ -43,7 +35,8 @@ class Load(NamedTuple):
     output: int
     requests: int = 0
     mixed: bool = False
-    """Whether both lengths are anything from a half to one and a half of that, so that requests do not end together."""
+    """True if both lengths are drawn from half to one and a half of their values, so that requests do not end
+    together."""
 
     def __str__(self) -> str:
         more = f" of {self.requests}" if self.requests else ""
@@ -59,7 +52,7 @@ class Result(NamedTuple):
 
     tokens_per_s: float
     step_us: float
-    """From one step's end on the device to the next one's."""
+    """Time from one step's end on the device to the next one's."""
     device_us: float
     host_us: float
     idle: float
@@ -73,7 +66,7 @@ class Result(NamedTuple):
 
 
 def drive(core: EngineCore, load: Load, seed: int) -> Result:
-    """Run a load to its end, and say how it went."""
+    """Run a load to its end, and return its figures."""
     random = np.random.default_rng(seed)
 
     def submit(key: int) -> None:
@@ -111,7 +104,7 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
 
 
 def timed_captures(core: EngineCore) -> list[float]:
-    """A list that grows by the milliseconds of each capture from now on."""
+    """Return a list to which each later capture adds its milliseconds."""
     took, device = [], core.loop.device
     capture = type(device).capture
 
@@ -127,7 +120,7 @@ def timed_captures(core: EngineCore) -> list[float]:
 
 
 def bandwidth() -> float:
-    """Bytes a second that a large read reaches: a copy of 4 GiB, bytes read and written counted."""
+    """Return the bytes a second of a copy of 4 GiB, bytes read and written counted."""
     source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").fill_(1)
     target = torch.empty_like(source)
     seconds = []
@@ -151,7 +144,7 @@ def engine(directory: Path, **options: Any) -> EngineCore:
 
 
 def engines() -> Iterator[str]:
-    """Lines of the table of targets."""
+    """Yield the lines of the table."""
     speed = bandwidth()
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -190,7 +183,7 @@ def engines() -> Iterator[str]:
 
 
 def arrivals(got: Result) -> str:
-    """Idle time by cause, and captures."""
+    """Return the idle time by cause and the captures as text."""
     idle = ", ".join(f"{cause} {100 * share:.2f} %" for cause, share in got.causes.items() if share > 5e-5)
     times = f", {min(got.captures_ms):.0f} to {max(got.captures_ms):.0f} ms" if got.captures_ms else ""
     return f"idle: {idle}; {len(got.captures_ms)} captures{times}"
@@ -203,33 +196,9 @@ LOADS = (
 ALL: list[dict[str, Any]] = []
 
 
-def script(arguments: list[str], log: Path | None, lines: int = 40) -> int:
-    """Run a Python of this project; its last lines are shown, all of it goes to `log`."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
-    text = done.stdout + done.stderr
-    if log:
-        log.write_text(text)
-    print("\n".join(text.splitlines()[-lines:]), flush=True)
-    return done.returncode
-
-
-def all_tests(out: Path | None) -> int:
-    """Each file in a process of its own, several at once: most of their time is compiling, and none measures."""
-    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "--tb=short"]
-
-    def run(path: Path) -> int:
-        return script(["-m", "pytest", str(path), *options], out and out / f"{path.stem}.txt", lines=4)
-
-    with ThreadPoolExecutor(8) as pool:
-        files = [path for folder in TESTS for path in sorted((ROOT / folder).glob("test_*.py"))]
-        return sum(code not in (0, NO_TESTS) for code in pool.map(run, files))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="engine,tests")
     parser.add_argument("--cpu", action="store_true", help="one small load of the demo model on a CPU, and no more")
     options = parser.parse_args()
     if options.cpu:
@@ -239,19 +208,12 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU here: nothing was run")
-    chosen = options.only.split(",")
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    for line in engines():
+        print(line, flush=True)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    if "engine" in chosen:
-        for line in engines():
-            print(line, flush=True)
-    if "tests" in chosen:
-        failed += all_tests(options.out)
-    if options.out:
         (options.out / "gpu_all.json").write_text(json.dumps(ALL, indent=1))
-    sys.exit(failed)
 
 
 if __name__ == "__main__":

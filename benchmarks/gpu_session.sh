@@ -5,33 +5,14 @@
 # .whl/ may have wheels that the GPU's machine lacks, and before.tgz, another gapless that call 1 measures as well
 # (`git archive --prefix=before/ COMMIT gapless | gzip > .whl/before.tgz`).
 set -u
-export OUT="${OUT:-.}"
-TMP=${TMPDIR:-/tmp}/gapless-session END=$(($(date +%s) + ${2:-560}))
-export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-export CUDA_MPS_PIPE_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps CUDA_MPS_LOG_DIRECTORY=${TMPDIR:-/tmp}/gapless-mps-log
-mkdir -p "$TMP/bin" "$TMP/site"
-command -v python >/dev/null || ln -sf "$(command -v python3)" "$TMP/bin/python"
-export PATH="$TMP/bin:$PATH" PYTHONPATH="$PWD:$PWD/benchmarks:$TMP/site"
-if ls .whl/*.whl >/dev/null 2>&1 && [ ! -e "$TMP/installed" ]; then
-    python -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$TMP/site" .whl/*.whl &&
-        touch "$TMP/installed"
-fi
+limit=${2:-560}
+. benchmarks/gpu_site.sh
 [ -e .whl/before.tgz ] && [ ! -d "$TMP/before" ] && tar xzf .whl/before.tgz -C "$TMP"
 
-step() { # seconds at most, lines to show, name, command
-    most=$1 lines=$2 name=$3 left=$((END - $(date +%s) - 15))
-    shift 3
-    [ "$most" -gt "$left" ] && most=$left
-    if [ "$most" -lt 20 ]; then echo "== $name: no time left" && return; fi
-    begin=$(date +%s)
-    timeout -s INT -k 10 "$most" "$@" >"$OUT/$name.txt" 2>&1
-    echo "== $name ended with $? after $(($(date +%s) - begin)) of $most s" | tee -a "$OUT/$name.txt"
-    tail -n "$((lines + 1))" "$OUT/$name.txt" | head -n "$lines" | cut -c1-230
-}
 tests() { # seconds, name, workers, files and options
     seconds=$1 name=$2 workers=$3
     shift 3
-    set -- -m gpu -q -o addopts= -o "cache_dir=$TMP/cache-$name" -W default --tb=short --timeout 200 --timeout-method thread "$@"
+    set -- -m gpu -q -p no:benchmark -o addopts= -o "cache_dir=$TMP/cache-$name" -W default --tb=short --timeout 200 --timeout-method thread "$@"
     step "$seconds" 16 "$name" python -m pytest -n "$workers" --durations 5 "$@"
     if grep -qE "[0-9]+ (failed|error)" "$OUT/$name.txt"; then # once more alone: what still fails is no matter of load
         step 90 40 "$name-again" python -m pytest --lf --lfnf none --maxfail 6 "$@"
@@ -48,7 +29,7 @@ case ${1:-} in
 1) # any accelerator: CUDA by both classes
     nvidia-smi --query-gpu=name,driver_version,memory.used,clocks.sm,power.limit --format=csv,noheader
     python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, torch.cuda.is_available())"
-    tests 170 accelerator 8 tests/gpu/test_accelerator_cuda.py tests/gpu/test_cuda_device.py
+    tests 170 accelerator 12 tests/gpu/test_cuda_device.py tests/gpu/test_engine_cuda.py tests/gpu/test_host_tier_cuda.py
     old="--arm before=code=$TMP/before,device=cuda"
     [ -d "$TMP/before" ] || old=
     both="--arm cuda=device=cuda --arm general=device=accelerator:cuda"
@@ -62,14 +43,14 @@ case ${1:-} in
     tests 480 kernels 14 tests/kernels
     ;;
 3) # the other tests on a GPU; ranks
-    tests 230 gpu 12 tests/gpu --ignore tests/gpu/test_ranks_cuda.py --ignore tests/gpu/test_accelerator_cuda.py \
-        --ignore tests/gpu/test_cuda_device.py
-    step 400 70 ranks sh benchmarks/gpu_ranks.sh 1
+    tests 230 gpu 12 tests/gpu --ignore tests/gpu/test_ranks_cuda.py --ignore tests/gpu/test_cuda_device.py \
+        --ignore tests/gpu/test_engine_cuda.py --ignore tests/gpu/test_host_tier_cuda.py
+    step 400 70 ranks sh benchmarks/gpu_ranks.sh one 385
     ;;
 4) # large shapes; ranks beside one process
     step 110 8 rows-8B python benchmarks/rows.py --size 8B --rows 1 32 256 --rounds 2
     step 110 8 rows-8B-fp8 python benchmarks/rows.py --size 8B --rows 1 32 256 --rounds 2 --quantization fp8
-    step 320 40 ranks-tp sh benchmarks/gpu_ranks.sh 2
+    step 320 40 ranks-tp sh benchmarks/gpu_ranks.sh large 305
     ;;
 tests) # chosen files
     shift 2

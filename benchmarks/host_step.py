@@ -48,7 +48,7 @@ WINDOW = 32
 
 
 class NullModel:
-    """Always says token 0."""
+    """A model whose every token is 0."""
 
     vocab_size = VOCAB
     dtype = torch.float32
@@ -83,7 +83,8 @@ def request(key: int, length: int) -> Request:
 
 
 class WrongDrafts(NamedTuple):
-    """A drafter that never has what the model says: it drafts what a history has held since `steady_loop` began."""
+    """A drafter whose drafts are always wrong: it drafts the tokens that a history has held since `steady_loop`
+    began."""
 
     drafts: int
 
@@ -183,7 +184,7 @@ def window(loop: Loop) -> float:
 
 
 def usual(windows: list[float]) -> float:
-    """The 10th percentile: other windows say what a shared machine did beside them."""
+    """Return the 10th percentile: the other windows hold the other work of a shared machine."""
     return statistics.quantiles(windows, n=10)[0]
 
 
@@ -210,7 +211,7 @@ class Chains(NamedTuple):
 
 
 def compare_chains(rows: int, steps: int) -> Chains:
-    """One step a visit beside automatic chains, A B A B: medians of three pairs."""
+    """Measure one step a visit beside automatic chains, A B A B; return medians of three pairs."""
     runs = [(chained(rows, steps, 1), chained(rows, steps, None)) for _ in range(3)]
     one, auto = (statistics.median(run[arm][0] for run in runs) for arm in (0, 1))
     ratio = statistics.median(run[1][0] / run[0][0] for run in runs)

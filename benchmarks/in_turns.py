@@ -29,16 +29,17 @@ COLUMNS = ("tokens_per_s", "step_us", "device_us", "host_us")
 class Arm:
     """An engine in a process of its own."""
 
-    def __init__(self, text: str, given: dict[str, Any]) -> None:
+    def __init__(self, text: str, given: dict[str, Any], folder: Path) -> None:
         self.name, _, rest = text.partition("=")
         fields = dict(part.split("=", 1) for part in rest.split(",") if part)
         code = Path(fields.pop("code", ROOT)).resolve()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")])}
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until the process ends
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--engine", json.dumps(given | fields)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,
-        )  # fmt: skip
+        self.log = folder / f"{self.name}.txt"
+        with self.log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, "--engine", json.dumps(given | fields)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            )  # fmt: skip
         self.answers: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -69,8 +70,7 @@ class Arm:
         """End the process; return the last line that it logged."""
         self.process.kill()
         self.process.wait()
-        self.log.seek(0)
-        lines = [line for line in self.log.read().splitlines() if line.strip()]
+        lines = [line for line in self.log.read_text().splitlines() if line.strip()]
         return lines[-1] if lines else "it logged nothing"
 
 
@@ -97,9 +97,9 @@ def run_engine(given: dict[str, Any]) -> None:
     core.close()
 
 
-def started(texts: list[str], given: dict[str, Any], seconds: float) -> list[Arm]:
-    """Start all arms at once; return those that are up."""
-    arms, end = [Arm(text, given) for text in texts], time.monotonic() + seconds
+def started(texts: list[str], given: dict[str, Any], folder: Path, seconds: float) -> list[Arm]:
+    """Start the engines of all arms at the same time; return the arms whose engine is ready."""
+    arms, end = [Arm(text, given, folder) for text in texts], time.monotonic() + seconds
     up = []
     for arm in arms:
         if ready := arm.answer(end - time.monotonic()):
@@ -147,9 +147,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--warm", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--warm", type=int, default=2, help="rounds at the beginning that are not counted")
     parser.add_argument("--kv-mib", type=int, default=11 << 10)
-    parser.add_argument("--seconds", type=float, default=500, help="in which all is over")
+    parser.add_argument("--seconds", type=float, default=500, help="limit for the whole run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -167,7 +167,7 @@ def main() -> None:
             "enable_prefix_caching": False,
         }  # fmt: skip
         given |= {} if options.model else {"load_format": "dummy", "dtype": "bfloat16"}
-        arms = started(options.arm, given, options.seconds)
+        arms = started(options.arm, given, Path(folder), options.seconds)
         results: list[dict[str, Any]] = []
         for rows in options.rows:
             results += table(arms, rows, options, end)

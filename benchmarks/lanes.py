@@ -86,7 +86,7 @@ def drive(core: EngineCore, rows: int, prompt: int, output: int, asks: str | Non
 
 
 def beside(core: EngineCore, rows: int, options: argparse.Namespace, asks: str) -> dict[str, Any]:
-    """A B A B: the batch without and with a row that asks, after a run of each that captures what it needs."""
+    """Measure the batch without and with a row that asks, A B A B, after a run of each that captures their graphs."""
     runs: tuple[list[Run], list[Run]] = ([], [])
     for turn in range(-1, options.rounds):
         for arm, what in enumerate((None, asks)):

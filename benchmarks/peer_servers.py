@@ -118,7 +118,7 @@ class Server:
             self._out.close()
 
     def pids(self) -> list[int]:
-        """All its processes; none for a server that was not started here."""
+        """Return all processes of the server; none if it was not started here."""
         return [] if self._process is None else family_of(self._process.pid)
 
     def memory(self) -> Memory | None:
@@ -134,7 +134,7 @@ class Server:
             return Page("")
 
     def cpu_seconds(self) -> float:
-        """Processor time of its present processes."""
+        """Return the processor time of the server's present processes."""
         return sum(map(cpu_of, self.pids()))
 
 
@@ -162,7 +162,7 @@ def last_line(log: Path) -> str:
 
 
 def family_of(leader: int) -> list[int]:
-    """A process, its descendants, and its whole session; zombies left out."""
+    """Return a process, its descendants and its session, without zombies."""
     parents, sessions = {}, {}
     for entry in Path("/proc").iterdir():
         fields = stat_fields(int(entry.name)) if entry.name.isdecimal() else []
@@ -175,7 +175,8 @@ def family_of(leader: int) -> list[int]:
 
 
 def begun_at(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with its number that is its identity. 0 when it is gone."""
+    """Return the start of a process in clock ticks since boot, which with its number identifies it; 0 if it has
+    ended."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields and fields[0] != "Z" else 0
 

@@ -43,7 +43,7 @@ LATENCIES = tuple(f"{at}_{name}_ms" for name in ("ttft", "tpot", "itl") for at i
 GOODPUT = "request_goodput"
 COMPARED = ((TOKENS, "tokens/s"), (TTFT, "TTFT p50"), ("p99_ttft_ms", "TTFT p99"), ("median_tpot_ms", "TPOT p50"))
 COMPARED += (("p99_tpot_ms", "TPOT p99"), ("p99_itl_ms", "ITL p99"), (GOODPUT, "goodput"))
-"""What ours is held against a peer by in rows of several kinds; more is better for the first and the last."""
+"""Metrics of ours and a peer in rows of several kinds; more is better for the first and the last."""
 MORE_IS_BETTER = (TOKENS, GOODPUT)
 OTHER_FIGURES = (TTFT, TPOT, "mean_itl_ms", "median_itl_ms", "p99_itl_ms")
 
@@ -61,7 +61,7 @@ class Ratio(NamedTuple):
 
 
 def ratios(ours: Sequence[float], peer: Sequence[float]) -> Ratio | None:
-    """None when there is nothing to divide."""
+    """Return the ratio; None if there is nothing to divide."""
     found = [a / b for a, b in zip(ours, peer, strict=True) if b]
     return Ratio(statistics.median(found), min(found), max(found), len(found)) if found else None
 
@@ -275,7 +275,7 @@ def machine(result: Mapping[str, Any]) -> str:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader must know: noise, bandwidth, runs that do not count, what each side is."""
+    """Return remarks on the figures: noise, bandwidth, runs that do not count, versions of the sides."""
     lines = []
     for case in result["cases"]:
         name = row_name(case) if kind_of(case) != "plain" else f"{case['model']}, {case['concurrency']} at a time"

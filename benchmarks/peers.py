@@ -83,7 +83,7 @@ class Bench:
         self.goals = parse_goodput(args.goodput)
         self.sizes = {name: self.sizes_of(name, Path(folder)) for name, folder in self.models.items()}
         self.servers: dict[str, Server] = {}
-        """Those that run now, by name."""
+        """Running servers, by name."""
         self.result: dict[str, Any] = {
             "schema": 1,
             "host": describe_host(),
@@ -141,7 +141,7 @@ class Bench:
 
     @contextmanager
     def started(self, spec: Spec, case: Case, k: int) -> Iterator[Server]:
-        """A server for that case, which has answered once."""
+        """Return a server for this case that has answered once."""
         size = int(self.args.kv_gib * 2**30)
         words = {"model": self.models[case.model], "name": case.model, "prefix_caching": case.prefix_caching}
         words |= {"kv_gib": f"{self.args.kv_gib:g}", "kv_bytes": str(size), "device": self.args.device}
@@ -161,7 +161,7 @@ class Bench:
             server.stop()
 
     def same_tokens(self, model: str) -> None:
-        """The first greedy tokens of each peer held against ours, one request at a time."""
+        """Compare the first greedy tokens of each peer with ours, one request at a time."""
         prompts = self.prompts(self.args.same_prompts, WARM_UP_SEED - 1, SAME_TOKENS)
         answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
         for name in answers.keys() - {OURS}:
@@ -175,7 +175,7 @@ class Bench:
         return Target(server.url, self.args.model_name, timeout=ANSWER_SECONDS)
 
     def first_answer(self, server: Server) -> None:
-        """Also finds out that it takes what will be sent. Raises RuntimeError."""
+        """Send a request like those of the case, to check that the server takes it. Raises RuntimeError."""
 
         async def ask() -> None:
             async with Client(self.target(server)) as client:
@@ -325,7 +325,7 @@ class Bench:
 
 
 def wrong(run: LoadRun, prompts: Sequence[Prompt]) -> str:
-    """Why a run does not count; empty when it does."""
+    """Return why a run does not count; empty if it counts."""
     failed = [sample.error for sample in run.samples if sample.error]
     if failed:
         return f"{len(failed)} of {len(run.samples)} requests failed: {failed[0]}"
@@ -389,7 +389,7 @@ def bandwidth() -> float:
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several runs of one machine as one; of what is in two, the later counts."""
+    """Merge several runs of one machine; of a case in two of them the later counts."""
     parts = ("starts", "memory", "sides", "versions", "tokens")
     whole: dict[str, Any] = {**results[0], "cases": [], **{part: {} for part in parts}}
     for result in results:

@@ -2,8 +2,8 @@
 
 `PYTHONPATH=.:benchmarks python benchmarks/prefill_decode.py --model DIR [--rate 8] [--rounds 3] [-- --device cuda]`
 starts `serve --pd 1p1d` and two plain servers, whose requests alternate. All get the same prompts at the same times
-(Poisson), in turn; no prompt begins as another does. Where CUDA_VISIBLE_DEVICES names two GPUs, each side has one for
-each of its engines; else the engines share what there is. What follows `--` are flags for every server.
+(Poisson), in turn; no prompt begins as another does. Where there are GPUs for two engines, each side has its own for
+each of them; else the engines share what there is. What follows `--` are flags for every server.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from gapless.lab.target import Target
 SERVE = "env {devices} {python} -m gapless serve {model} --port {port} --served-model-name m {flags}"
 COLUMNS = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "ITL p99.9", "longest")
 Times = Sequence[float]
+Sides = dict[str, list[tuple[str, str, str]]]
+"""The servers of each side: name, environment and flags"""
 
 
 def devices(gpus: Sequence[str], *engines: int) -> str:
-    """The environment of a server whose engines have these numbers."""
-    return f"CUDA_VISIBLE_DEVICES={','.join(gpus[number] for number in engines)}" if len(gpus) > 1 else ""
+    """The environment of a server whose engines have the GPUs at these places."""
+    enough = len(gpus) > max(engines)
+    return f"CUDA_VISIBLE_DEVICES={','.join(gpus[number] for number in engines)}" if enough else ""
 
 
 @contextmanager
 def serving(servers: Sequence[Server]) -> Iterator[None]:
-    """These servers while they run; they start together."""
+    """Start these servers together, and stop them at the end."""
     pool = ThreadPoolExecutor()
     try:
         list(pool.map(Server.start, servers))
@@ -95,7 +98,45 @@ def play(urls: dict[str, list[str]], options: argparse.Namespace) -> dict[str, l
     return found
 
 
-def main() -> None:
+def medians(found: dict[str, list[list[float]]]) -> dict[str, list[float]]:
+    """The columns of each side, medians of its rounds."""
+    return {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
+
+
+@contextmanager
+def started(
+    sides: dict[str, list[tuple[str, str, str]]], options: argparse.Namespace
+) -> Iterator[dict[str, list[str]]]:
+    """The URLs of the servers of each side, given by name, environment and flags, while they run."""
+    words = {"python": sys.executable, "model": options.model}
+    with tempfile.TemporaryDirectory() as folder:
+        logs = options.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        made = {
+            side: [
+                Server(Spec(name, SERVE), {**words, "devices": env, "flags": flags}, logs / f"{name}.log")
+                for name, env, flags in servers
+            ]
+            for side, servers in sides.items()
+        }
+        try:
+            with serving([server for servers in made.values() for server in servers]):
+                yield {side: [server.url for server in servers] for side, servers in made.items()}
+        except RuntimeError:
+            print(*(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs.glob("*.log")), sep="\n", flush=True)
+            raise
+
+
+def pair_and_mixed(options: argparse.Namespace) -> Sides:
+    flags, pair = " ".join(options.flags), devices(options.gpus, *range(2 * options.ranks))
+    own = [devices(options.gpus, *range(at, at + options.ranks)) for at in (0, options.ranks)]
+    return {
+        "apart": [("pair", pair, f"--pd 1p1d {options.pair} {flags}")],
+        "mixed": [(f"mixed-{number}", environment, flags) for number, environment in enumerate(own)],
+    }
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--vocabulary", type=int, default=2000, help="prompts have ids below it")
@@ -106,30 +147,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
     parser.add_argument("--pair", default="", help="flags of the pair alone, in one word: '--kv-tier host:4GiB ...'")
+    parser.add_argument("--ranks", type=int, default=1, help="of each engine, as --tensor-parallel-size after --")
+    seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    parser.add_argument("--gpus", nargs="*", default=seen, help="GPUs of the engines; default: CUDA_VISIBLE_DEVICES")
     parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
-    options = parser.parse_args()
-    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    flags = " ".join(options.flags)
-    sides = {
-        "apart": [("pair", devices(gpus, 0, 1), f"--pd 1p1d {options.pair} {flags}")],
-        "mixed": [(f"mixed-{number}", devices(gpus, number), flags) for number in (0, 1)],
-    }
-    words = {"python": sys.executable, "model": options.model}
-    with tempfile.TemporaryDirectory() as folder:
-        logs = options.logs or Path(folder)
-        logs.mkdir(parents=True, exist_ok=True)
-        made = {
-            side: [
-                Server(Spec(name, SERVE), {**words, "devices": env, "flags": more}, logs / f"{name}.log")
-                for name, env, more in servers
-            ]
-            for side, servers in sides.items()
-        }
-        with serving([server for servers in made.values() for server in servers]):
-            urls = {side: [server.url for server in servers] for side, servers in made.items()}
-            found = play(urls, options)
-    middle = {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
+    with started(pair_and_mixed(options), options) as urls:
+        middle = medians(play(urls, options))
     for side, row in middle.items():
         show(side, row)
     show("apart / mixed", [a / b if b else 0.0 for a, b in zip(middle["apart"], middle["mixed"], strict=True)])

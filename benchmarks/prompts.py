@@ -45,7 +45,7 @@ class Watch:
         self.times: list[float] = []
 
     def step(self, key: int = -1) -> bool:
-        """One turn; whether request `key` got a token."""
+        """Run one turn; return whether request `key` got a token."""
         keys = [one for step in self.core.step()[1] for one in step.keys.tolist()]
         self.times += [time.perf_counter()] * keys.count(0)
         return key in keys

@@ -18,7 +18,25 @@ QWEN3_8B = QWEN3_06B | {
 }  # fmt: skip
 QWEN3_17B = QWEN3_06B | {"hidden_size": 2048, "intermediate_size": 6144}
 QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
-SHAPES = {"0.6B": QWEN3_06B, "1.7B": QWEN3_17B, "4B": QWEN3_4B, "8B": QWEN3_8B}
+QWEN3_32B = QWEN3_8B | {
+    "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+}  # fmt: skip
+SHAPES = {"0.6B": QWEN3_06B, "1.7B": QWEN3_17B, "4B": QWEN3_4B, "8B": QWEN3_8B, "32B": QWEN3_32B}
+
+
+def weight_count(size: str) -> int:
+    """The parameters of a size, norms left out."""
+    shape = SHAPES[size]
+    hidden, heads, pairs = shape["hidden_size"], shape["num_attention_heads"], shape["num_key_value_heads"]
+    layer = hidden * (2 * heads + 2 * pairs) * shape["head_dim"] + 3 * hidden * shape["intermediate_size"]
+    ends = shape["vocab_size"] * hidden * (1 if shape["tie_word_embeddings"] else 2)
+    return int(shape["num_hidden_layers"] * layer + ends)
+
+
+def token_bytes(size: str, ranks: int = 1) -> int:
+    """The bytes of 16-bit KV that a token takes on each of some ranks."""
+    shape = SHAPES[size]
+    return 4 * int(shape["num_hidden_layers"]) * shape["head_dim"] * -(-int(shape["num_key_value_heads"]) // ranks)
 
 
 def make_qwen(directory: Path, positions: int = 4096, size: str = "0.6B") -> Path:

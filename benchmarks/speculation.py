@@ -104,7 +104,7 @@ def play(llm: LLM, prompts: list[Any], output: int, ends: bool, temperature: flo
 def beside(
     plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool, turns: range, temperature: float = 0.0
 ) -> dict[str, Any]:
-    """A B A B. Turns below 0 do not count: the shape of a prompt is captured at its second miss."""
+    """Measure A B A B. Turns below 0 do not count: the shape of a prompt is captured at its second miss."""
     runs: tuple[list[Run], list[Run]] = ([], [])
     for turn in turns:
         for llm, found in zip((plain, drafted), runs, strict=True):

@@ -85,7 +85,7 @@ def answered(llm: LLM, rows: int, share: float, options: argparse.Namespace, see
 
 
 def beside(llm: LLM, rows: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A B C A B C, after a round of each that captures and compiles what it needs."""
+    """Measure the arms A B C A B C, after a round of each that captures and compiles."""
     arms = (0.0, *SHARES)
     runs: dict[float, list[Run]] = {share: [] for share in arms}
     for turn in range(-1, options.rounds):
@@ -110,7 +110,7 @@ def described(rows: int, share: float, runs: dict[float, list[Run]]) -> dict[str
 
 
 def with_drafts(plain: LLM, drafted: LLM, rows: int, options: argparse.Namespace) -> dict[str, Any]:
-    """A B A B of batches in which all answers have a form, after a round of each."""
+    """Measure batches in which all answers have a form, A B A B, after a round of each."""
     ratios, begun = [], (plain.stats(), drafted.stats())
     for turn in range(-1, options.rounds):
         (a, tokens), (b, same) = (answered(llm, rows, 1.0, options, turn + 1) for llm in (plain, drafted))

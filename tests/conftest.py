@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_accelerator import skip_without_compiler
 from gpu_share import take_share
 from guarded_children import filed
 from loops_under_guard import loops_under_no_race
@@ -96,7 +97,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A worker takes its share of the GPU before its first test there."""
+    """A worker takes its share of the GPU before its first test there; the fake accelerator needs a compiler."""
+    if item.get_closest_marker("fake"):
+        skip_without_compiler()
     if item.get_closest_marker("gpu") and torch.cuda.is_available():
         take_share()
 

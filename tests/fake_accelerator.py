@@ -1,10 +1,13 @@
-"""The fake accelerator for tests: a device whose streams are late by a seed."""
+"""The fake accelerator for tests: a device whose streams are late by a seed, and processes that use it."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from gapless.device import Device, device_class
+import pytest
+
+from gapless.device import Device, build, device_class
 from gapless.testing import fake
 
 
@@ -16,3 +19,14 @@ def fake_device(seed: int = 0, mood: str = "off", captures: bool = True) -> Devi
     if not captures:
         device.caps = device.caps._replace(captures=False)
     return device
+
+
+def skip_without_compiler() -> None:
+    if not build.may_have(fake.EXTENSION):
+        pytest.skip("there is no C++ compiler, which the fake accelerator needs")
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that uses the fake, which torch pins no memory for if it sees a GPU."""
+    skip_without_compiler()
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", **more}

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+import pytest
 import torch
 from page_contents import Contents
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch._C import DisableTorchFunction
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import AcceleratorDevice, Device
+from gapless.device import AcceleratorDevice, CpuDevice, Device, cpu_native
 from gapless.engine.on_device import on_device
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
@@ -35,6 +36,15 @@ from gapless.testing.scenario import check_at_rest as check_nothing_held
 VOCAB = 97
 MOST_TURNS = 1_000
 """The longest sound run of the suite takes 258: an engine that goes on longer has lost a request."""
+
+
+def capturing_cpu() -> CpuDevice:
+    """Return a CPU device that captures; without a compiler the test is skipped."""
+    device = CpuDevice(threads=1)
+    if not device.caps.captures:
+        device.close()
+        pytest.skip(f"no native streams: {cpu_native.reason()}")
+    return device
 
 
 class Job(Caller):

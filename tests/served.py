@@ -19,9 +19,9 @@ class Server:
     program: tuple[str, ...] = ("-m", "gapless")
     """What Python runs"""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, env: dict[str, str] | None = None) -> None:
         command = [sys.executable, *self.program, "serve", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: deque[str] = deque(maxlen=200)
         self.greeting: list[str] = []
         """What it prints until it is ready; `lines` are the last ones."""

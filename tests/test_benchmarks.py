@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ BENCHMARKS = ROOT / "benchmarks"
 PAIR = "--kv-tier host:16MiB --kv-tier peer:16MiB"
 SMALLEST = {
     "adapted_rows": ["--rows", "4", "--adapters", "2", "--rounds", "1"],
-    "depth": ["--batch", "2", "--prompt", "16", "--output", "16", "--rounds", "1"],
     "format_accuracy": ["--questions", "2", "--only", "weights int8"],
     "front_cost": ["--streams", "2", "--tokens", "8", "--rounds", "1"],
     "gpu_all": ["--cpu"],
@@ -59,11 +60,35 @@ def test_every_benchmark_has_its_smallest_size():
 def test_benchmark_runs_at_its_smallest_size(name, tmp_path):
     if name == "san_cost":
         pytest.importorskip("transformers", reason="san_cost.py measures a program of transformers")
+    assert PRINTED.get(name, "|") in printed(name, SMALLEST[name], tmp_path)
+
+
+def printed(name, arguments, folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(BENCHMARKS))), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name]]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert PRINTED.get(name, "|") in done.stdout
+    return done.stdout
+
+
+@pytest.mark.process
+def test_gpu_ranks_compares_ranks_with_one_on_processors(tmp_path):
+    small = ["--device", "cpu", "--model", "demo", "--prompt", "16", "--output", "8", "--rounds", "1"]
+    assert "| demo | auto | 2 | 1 |" in printed("gpu_ranks", ["--only", "tp", "--rows", "1", *small], tmp_path)
+
+
+def test_a_record_of_ranks_has_the_worst_figure_beside_its_aim(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from rank_table import Table
+
+    options = Namespace(only="pd", device="cpu", device_ids=None, json=tmp_path / "ranks.json")
+    table = Table(options, "prompts", "TTFT p99")
+    options.device = "cuda"
+    for length, ratio in ((512, 0.8), (2048, 1.2), (8192, 0.9)):
+        table.row(length, ratio, found={"TTFT p99": ratio, "no aim": 1.0})
+    found = json.loads(options.json.read_text())
+    assert found["rows"][1] == ["2048", "1.2", "<= 1 x: missed"]
+    assert found["head"] == ["prompts", "TTFT p99", "aim"] and found["found"] == [["pd", 2, "TTFT p99", 1.2]]
 
 
 def test_manual_names_benchmarks_that_are_there():

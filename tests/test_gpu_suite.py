@@ -1,7 +1,8 @@
-"""The GPU tests can be run as docs/guides/gpu.md says, on a machine that has pytest and none of its plugins."""
+"""The GPU tests can be run as CONTRIBUTING.md says, on a machine that has pytest and none of its plugins."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -14,10 +15,10 @@ NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "n
 
 
 def documented() -> list[str]:
-    """The arguments of the command in docs/guides/gpu.md."""
-    lines = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8").splitlines()
-    (line,) = [line for line in lines if line.startswith("python -m pytest")]
-    return shlex.split(line)[1:]
+    """The arguments of the command in CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`python (-m pytest tests/gpu .*?)`", text)
+    return shlex.split(command)
 
 
 def collect(arguments: list[str]) -> subprocess.CompletedProcess[str]:

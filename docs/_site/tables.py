@@ -24,6 +24,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
 from peer_table import aims_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
+from rank_table import AIMS, met, worst  # noqa: E402
 
 from gapless.base.config import NEEDS_ONE_RANK, EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
@@ -352,7 +353,7 @@ def recorded_clients() -> Lines:
 
 
 def accelerators() -> Lines:
-    """The records of accelerators: what each has, and what is missing."""
+    """Return the table of accelerators: the capabilities of each record, and the missing ones."""
     lines = _head("`--device`", "torch's type", "kernels", "captures", "streams", "has run", "missing")
     for record in (CudaDevice, *ACCELERATORS.values()):
         captures, run = ("no", "yes")[record.caps.captures], ("never", "yes")[record.has_run]
@@ -366,6 +367,28 @@ RECORDS = (
     "sanitizer-program",
 )  # fmt: skip
 """Tables that were measured once, by the names of their files in docs/measurements"""
+
+
+RANKS = sorted(path.stem for path in (DOCS / "measurements").glob("ranks-*.json"))
+"""Records of benchmarks/gpu_ranks.py"""
+
+
+def rank_aims(several: bool) -> Lines:
+    """Each question about ranks on one GPU, or on several, with its aims, and the worst figures that were found."""
+    found: dict[tuple[str, int, str], float] = {}
+    for *asked, value in (line for name in RANKS for line in _load(name)["found"]):
+        key = (str(asked[0]), int(asked[1]), str(asked[2]))
+        found[key] = worst(AIMS[key], value, found.get(key))
+    lines = _head("`--only`", "GPUs", "aims", "found")
+    chosen = [key for key in AIMS if (key[1] > 1) == several]
+    for (mode, gpus), keys in itertools.groupby(chosen, key=itemgetter(0, 1)):
+        aims, ran = [], []
+        for key in keys:
+            aims.append(f"{key[2]} {AIMS[key]}".replace("<=", "≤").replace(">=", "≥"))
+            if key in found:
+                ran.append(f"{key[2]} {found[key]:.3g}: {'met' if met(AIMS[key], found[key]) else 'missed'}")
+        lines.append(row(f"`{mode}`", gpus, "; ".join(aims), "; ".join(ran) or "never run"))
+    return lines
 
 
 def refused_of_ranks() -> Lines:
@@ -398,7 +421,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "constants": tuning_constants,
     "refused-of-ranks": refused_of_ranks,
     "accelerators": accelerators,
-    **{name: partial(record, name) for name in RECORDS},
+    "ranks-shared": lambda: rank_aims(several=False),
+    "ranks-several": lambda: rank_aims(several=True),
+    **{name: partial(record, name) for name in (*RECORDS, *RANKS)},
 }
 
 

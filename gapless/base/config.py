@@ -29,6 +29,7 @@ DEVICE_PLUG_INS = "gapless.devices"
 """Entry points of this group are further devices: their names, and classes that implement `device.seam.Device`."""
 MAX_DEPTH = 8
 MAX_RANKS = 16
+MAX_ENGINES = 64
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
@@ -189,10 +190,18 @@ class EngineConfig:
         low=1,
         high=MAX_RANKS,
     )
+    data_parallel_size: int = _device(
+        1,
+        "engines of this machine behind one server, each with all of the model, its own devices and its own KV cache; "
+        "a request goes to the engine that has most of its prompt, unless that one is busier",
+        aliases=("-dp", "--dp", "--dp-size"),
+        low=1,
+        high=MAX_ENGINES,
+    )
     device_ids: str | None = _device(
         None,
-        "numbers of the CUDA devices of the ranks, such as 0,1; equal ones share a device, at full speed only under "
-        "NVIDIA's MPS; default: 0, 1, 2 and so on",
+        "numbers of the CUDA devices of the ranks, such as 0,1, engine after engine; equal ones share a device, at "
+        "full speed only under NVIDIA's MPS; default: 0, 1, 2 and so on",
     )
     gpu_memory_utilization: float = _device(
         0.9,
@@ -408,14 +417,16 @@ class EngineConfig:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Return the number of each rank's CUDA device. Raises ConfigError."""
-        ranks = self.tensor_parallel_size
+        """Return the number of each rank's CUDA device, engine after engine. Raises ConfigError."""
+        ranks, engines = self.tensor_parallel_size, self.data_parallel_size
         if self.device_ids is None:
-            return tuple(range(ranks))
+            return tuple(range(ranks * engines))
         numbers = self.device_ids.split(",")
-        if len(numbers) != ranks or not all(number.strip().isdecimal() for number in numbers):
-            text = f"device_ids must be {ranks} numbers, one for each rank of tensor_parallel_size, such as "
-            raise ConfigError(f"{text}{','.join(map(str, range(ranks)))}, got {self.device_ids!r}")
+        # One of several engines has its own ones alone.
+        if len(numbers) not in (ranks, ranks * engines) or not all(number.strip().isdecimal() for number in numbers):
+            of = "tensor_parallel_size" + " in each engine of data_parallel_size" * (engines > 1)
+            text = f"device_ids must be {ranks * engines} numbers, one for each rank of {of}, such as "
+            raise ConfigError(f"{text}{','.join(map(str, range(ranks * engines)))}, got {self.device_ids!r}")
         return tuple(map(int, numbers))
 
     @property

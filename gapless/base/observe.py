@@ -116,7 +116,7 @@ def check_captures(check: CaptureCheck) -> None:
 
 
 def watch_steps(observer: LaunchWatcher | None, /) -> LaunchWatcher | None:
-    """Report steps to `observer` from now on; return who heard of them before."""
+    """Report steps to `observer` from now on; return the previous observer."""
     global steps
     before, steps = steps, observer
     return before

@@ -95,7 +95,7 @@ TABLE: tuple[Foreign, ...] = (
     # Devices and processes
     *_only(
         "-pp --pipeline-parallel-size --pp-size "
-        "-dp --data-parallel-size --dp --dp-size -dpl --data-parallel-size-local -dcp --decode-context-parallel-size "
+        "-dpl --data-parallel-size-local -dcp --decode-context-parallel-size "
         "--prefill-context-parallel-size --attn-cp-size --moe-dense-tp-size --ep --ep-size --expert-parallel-size "
         "--nnodes",
         "1",

@@ -20,11 +20,11 @@ OWN_VARIABLES = {
     "GAPLESS_FAKE_BYTES": "bytes of the fake accelerator's memory; default: 4 GiB",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
 }
-SEEN_DEVICES = (
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ASCEND_RT_VISIBLE_DEVICES",
-    "HABANA_VISIBLE_MODULES",
-)  # fmt: skip
-"""Variables that name the devices which a process sees: of NVIDIA, AMD, Intel, Ascend and Gaudi"""
+SEEN_DEVICES = {
+    "CUDA_VISIBLE_DEVICES": "NVIDIA", "HIP_VISIBLE_DEVICES": "AMD", "ZE_AFFINITY_MASK": "Intel",
+    "ASCEND_RT_VISIBLE_DEVICES": "Ascend", "HABANA_VISIBLE_MODULES": "Gaudi",
+}  # fmt: skip
+"""Variables that name the devices which a process sees -> the maker or the kind of these devices"""
 OTHERS = {
     "OPENAI_API_KEY": "key that clients of this package send if GAPLESS_API_KEY is not set",
     "HF_HOME": "folder in which huggingface_hub keeps models",
@@ -34,7 +34,7 @@ OTHERS = {
     "XDG_CACHE_HOME": "folder of caches, in which our C++ is kept; default: ~/.cache",
     "CXX": "C++ compiler that is tried first",
     "ATEN_CPU_CAPABILITY": "avx2: torch and our C++ leave AVX-512 and AMX alone",
-    **dict.fromkeys(SEEN_DEVICES, "devices of this kind that are seen; the first ones are used"),
+    **{name: f"{kind} devices that a process sees; it uses the first ones" for name, kind in SEEN_DEVICES.items()},
     "OTEL_SERVICE_NAME": "name of the server in traces; the SDK's other OTEL_ variables hold too",
     "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
     "NO_COLOR": "1: no colours in the terminal",

@@ -261,7 +261,7 @@ def model(config: EngineConfig) -> Iterator[Check]:
 def read_model(name: str, located: Located, to_fetch: int) -> Iterator[Check]:
     """Report a model that was found. Raises CheckpointError for one that is refused."""
     from gapless.cli.model_report import rows
-    from gapless.cli.rank_report import rank_rows
+    from gapless.cli.rank_report import engine_rows, rank_rows
     from gapless.engine.frontdoor import open_assets
     from gapless.model.config import load_config, resolve_model_dir
 
@@ -280,6 +280,8 @@ def read_model(name: str, located: Located, to_fetch: int) -> Iterator[Check]:
     yield from about
     if located.config.tensor_parallel_size > 1:
         yield from (Check(*line) for line in rank_rows(located.config, found))
+    if located.config.data_parallel_size > 1:
+        yield from (Check(*line) for line in engine_rows(located.config))
     for file in found.files:
         yield from fields_of(file)
     yield from tokenizer(located.config, assets.tokenizer)

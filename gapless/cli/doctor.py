@@ -15,7 +15,7 @@ from gapless.pace.constants import constants
 
 def main(argv: Sequence[str]) -> int:
     read = {"model", "tokenizer", "revision", "download_dir", "model_impl", "check", "tensor_parallel_size"}
-    read |= {"device", "device_ids"}
+    read |= {"data_parallel_size", "device", "device_ids"}
     others = {f.name for f in fields(EngineConfig)} - read
     about = "Look at this machine, and at MODEL if one is named, and say what is missing."
     command = Command("doctor", about, (EngineConfig,), model_word=True, without=others)

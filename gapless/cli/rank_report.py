@@ -13,8 +13,8 @@ from gapless.base.errors import ConfigError
 from gapless.base.progress import in_bytes
 from gapless.base.share import Share
 from gapless.cli.model_report import ITEM_BYTES, kv_bytes
-from gapless.comm.join import check_sums
 from gapless.device import device_class, gpus, reaches
+from gapless.engine.capabilities import refuse_lacking
 from gapless.kernels.kv import KVFormat
 from gapless.model.config import ModelConfig
 from gapless.model.loader import refuse_shares
@@ -34,14 +34,33 @@ def rank_rows(config: EngineConfig, model: ModelConfig) -> Iterator[Line]:
         return
     found = device_class(config.device)
     try:
-        check_sums(found.kind, found.caps)
+        refuse_lacking(config, found.kind, found.caps)
     except ConfigError as error:
         yield "ranks", "fail", f"refused: {error}"
         return
     for rank in range(world):
         yield f"rank {rank}", "ok", share_text(config, model, Share(rank, world))
     yield "refused", "ok", "with several ranks: " + "; ".join(f"{name}, {why}" for name, _, why in NEEDS_ONE_RANK)
-    yield from _gpu_rows(config.devices) if found.caps.own_memory else _cpu_rows(world)
+    yield from _gpu_rows(config.devices[:world]) if found.caps.own_memory else _cpu_rows(world)
+
+
+def engine_rows(config: EngineConfig) -> Iterator[Line]:
+    """Yield the lines about the engines of one server, each with the part of the devices or cores that it gets."""
+    ranks, engines = config.tensor_parallel_size, config.data_parallel_size
+    if not device_class(config.device).caps.own_memory:
+        cores = host.usable_cores()
+        text = f"{engines} engines share the host's memory, and its {cores} usable cores"
+        few = "; with fewer cores than engines, each waits until the others have had their turn"
+        yield "engines", "ok" if cores >= ranks * engines else "warn", text + few * (cores < ranks * engines)
+        return
+    found, devices = len(gpus()), config.devices
+    for number in range(engines):
+        own = devices[number * ranks :][:ranks]
+        lacking = [one for one in own if one >= found]
+        text = (
+            f"there is no CUDA device {lacking[0]}, torch sees {found}: name others by --device-ids" if lacking else ""
+        )
+        yield f"engine {number}", "fail" if lacking else "ok", text or f"CUDA devices {', '.join(map(str, own))}"
 
 
 def share_text(config: EngineConfig, model: ModelConfig, share: Share) -> str:

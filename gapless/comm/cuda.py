@@ -218,7 +218,7 @@ class CudaGroup:
         kind, nbytes, unit = SUM_KINDS[y.dtype], y.nbytes, 8 if y.nbytes <= 8 * self.arena.cells else 16
         assert y.is_contiguous()
         if nbytes % unit or y.data_ptr() % unit:
-            return self._add_apart(y)
+            return self._add_apart(y, unit)
         if unit == 8:
             self._launch(f"add_{kind}", -(-nbytes // 8 // THREADS), y=y.data_ptr(), count=nbytes // 8)
             return
@@ -226,9 +226,9 @@ class CudaGroup:
             units = min(LARGE_PIECE, nbytes - at) // 16
             self._launch(f"add_large_{kind}", MOST_BLOCKS, y=y.data_ptr() + at, count=units)
 
-    def _add_apart(self, y: Tensor) -> None:
-        """Add numbers that are no whole units where they are."""
-        whole = y.new_zeros(-(-y.numel() // 8) * 8)
+    def _add_apart(self, y: Tensor, unit: int) -> None:
+        """Add numbers that are no whole units where they are: in as many as ranks whose numbers are whole ones."""
+        whole = y.new_zeros(-(-y.nbytes // unit) * unit // y.itemsize)
         whole[: y.numel()].copy_(y.view(-1))
         self.add_here(whole)
         y.view(-1).copy_(whole[: y.numel()])

@@ -25,8 +25,8 @@ class Group(Protocol):
         ...
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, H] += the sum of y [T, H] over ranks, in place, as `Kernels.add_rms_norm` does after `add`; return the
-        norm of it by `weight` float32 [H]."""
+        """Add the sum of y [T, H] over ranks to x [T, H] in place, as `Kernels.add_rms_norm` does after `add`; return
+        the norm of x by `weight` float32 [H]."""
         ...
 
     def gather(self, part: Tensor, out: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Group(Protocol):
         ...
 
     def muted(self) -> AbstractContextManager[None]:
-        """Operations inside do nothing: ranks capture and compile programs each by itself. Nothing is in flight."""
+        """Have operations do nothing inside: each rank captures and compiles by itself. Nothing is in flight."""
         ...
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ COMM_NAME = "gapless_comm"
 _HERE = Path(__file__).parent / "native"
 _KERNELS = _HERE.parent.parent / "kernels" / "native"
 COMM_SOURCES = (*sorted(_HERE.glob("*.[ch]*")), *(_KERNELS / name for name in ("norm.h", "variant.h", "vec.h")))
-"""Norms are the kernels' own, in their bits."""
+"""Sources of the group, and of the kernels' norm, so that both norms have the same bits."""
 MOST_FRAME = 2 << 20
 """Bytes of the longest order"""
 MOST_RANKS = 64
@@ -172,7 +172,7 @@ class Commons:
     """One rank's view of the memory that the ranks of a host share. `fd` is its file, which other ranks attach to."""
 
     def __init__(self, fd: int, share: Share) -> None:
-        """Takes over the file. Raises ConfigError without the C++, EngineError where the memory cannot be mapped."""
+        """Take over the file. Raises ConfigError without the C++, EngineError where the memory cannot be mapped."""
         self.fd = fd
         self.share = share
         self._native = native = library()
@@ -262,7 +262,7 @@ def library() -> _Native:
 
 
 def _checked(result: int) -> int:
-    """Raises EngineError for what no call of a living group returns."""
+    """Return a call's result. Raises EngineError for a result that only a broken or closed group gives."""
     if result >= _NOTHING:
         return result
     raise EngineError("the ring of orders is broken" if result == _BROKEN else "the memory of the ranks is closed")

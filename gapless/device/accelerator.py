@@ -49,20 +49,20 @@ class AcceleratorDevice(Device):
     """
 
     torch_type: ClassVar[str]
-    """torch's device type"""
+    """torch's name of the device type"""
     caps = Caps(maps_host=False, own_memory=True, sums="none", registers=False)
     graph: ClassVar[str] = ""
     """The class of its graphs below torch, if not torch.accelerator.Graph: one like torch.cuda.CUDAGraph"""
     pins: ClassVar[bool] = True
-    """Whether copies need pinned memory; else the host's memory is the device's too"""
+    """True if copies need pinned memory. Otherwise the host's memory is the device's, too."""
     times: ClassVar[bool] = True
-    """Whether events have times; else a fence has the time of the host when it was seen as passed"""
+    """True if events have times. Otherwise a fence has the host's time of the check that found it passed."""
     one_queue: ClassVar[bool] = False
-    """Whether there is but one stream, which all streams of the device then are"""
+    """True if the backend has a single queue. All four streams of the device are then this queue."""
     missing: ClassVar[tuple[str, ...]] = ()
-    """Sentences for people: each names something that does not work there"""
+    """A sentence for users on each capability that the device lacks."""
     has_run: ClassVar[bool] = False
-    """Whether this record has run on its hardware"""
+    """True once the record has run on its hardware."""
     stream_class: ClassVar[type[AcceleratorStream]] = AcceleratorStream
     graph_class: ClassVar[type[AcceleratorGraph]] = AcceleratorGraph
     compute: AcceleratorStream
@@ -89,19 +89,19 @@ class AcceleratorDevice(Device):
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
         self._registered: dict[int, Any] = {}
-        """Memory of the host that was pinned here, by address. It is let go before it is freed: other memory comes
-        there."""
+        """Host memory that this device has pinned, by address. It is unpinned before it is freed, since other memory
+        may get the same address."""
         self._recorded: set[Hashable] = set()
-        """Kinds of keys that a program has been recorded for. Recording takes two thirds of a capture: what would be
-        refused shows in the first program of a kind, and the backend itself refuses to wait in any."""
+        """Kinds of keys with a recorded program. Recording takes two thirds of a capture, so only the first program of
+        a kind is recorded; in the others the backend itself refuses waits."""
         self._first: AcceleratorGraph | None = None
-        """Keeps the pool and its reserved memory: a pool ends with its last graph."""
+        """A graph that keeps the pool and its reserved memory: a pool ends with its last graph."""
         switch_interval.shorten()
         self._shut = weakref.finalize(self, _shut, fault, self._registered, self.unpin, workers)
 
     @classmethod
     def of(cls, torch_type: str) -> type[AcceleratorDevice]:
-        """Return the class for devices of this type of torch's, by nothing but the things that all backends share."""
+        """Return a class for devices of this torch type that uses only the calls that all backends share."""
         graph, triton = _graph_class(torch_type), torch_type == "cuda" and torch.version.hip is None
         captures, kernels = graph is not None, "triton" if triton else "torch"
         caps = cls.caps._replace(kernels=kernels, captures=captures, pads=captures)
@@ -110,7 +110,7 @@ class AcceleratorDevice(Device):
 
     @classmethod
     def prepare(cls) -> None:
-        """Give torch the backend, if it is not there by itself. Raises ConfigError where it cannot serve."""
+        """Import the backend if torch has not loaded it. Raises ConfigError if it cannot serve."""
 
     @classmethod
     def open(cls, threads: int) -> AcceleratorDevice:
@@ -148,17 +148,17 @@ class AcceleratorDevice(Device):
 
     @staticmethod
     def under(raw: Any) -> AbstractContextManager[Any]:
-        """Return what makes a stream the calling thread's current one."""
+        """Return a context manager that makes a stream the calling thread's current one."""
         return CurrentStream(raw)
 
     @staticmethod
     def unpin(address: int) -> None:
-        """Let go of memory that `host_memory` was given and pinned."""
+        """Unpin memory that a caller has passed to `host_memory`."""
         raise AssertionError("nothing is registered here")
 
     def new_graph(self) -> tuple[Any, Callable[[], None]]:
-        """Return a graph, and what begins its capture on the current stream. Other threads may use the device
-        meanwhile."""
+        """Return a graph and the function that begins its capture on the current stream. Other threads may use the
+        device meanwhile."""
         if not self.graph:
             raw = torch_accelerator.Graph(pool=self._pool, capture_error_mode="thread_local")
             return raw, raw.capture_begin
@@ -168,7 +168,7 @@ class AcceleratorDevice(Device):
         return raw, partial(raw.capture_begin, pool=self._pool, capture_error_mode="thread_local")
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device, also others than ours; for start-up and shutdown."""
+        """Wait for all streams of the device, also for streams of other libraries; for start-up and shutdown."""
         torch_accelerator.synchronize(self.torch_device)
 
     def memory(self) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class AcceleratorDevice(Device):
         return None
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
-        # Anything else would wait for the device, or be staged by the driver behind our back.
+        # Other memory would make the copy wait for the device, or the driver would stage it unseen.
         pinned = src.is_pinned() or not self.pins
         assert pinned and src.is_contiguous() and dst.dtype == src.dtype, "upload from ring memory only"
         copy(dst, src)
@@ -243,13 +243,13 @@ class AcceleratorDevice(Device):
         watched = observe.watcher is not None or observe.steps is not None
         try:
             with self.under(compute.raw), torch.inference_mode():
-                # Twice: in the first run of a shape libraries set themselves up and memory is fetched; the second
-                # refuses what must not be captured before it runs.
+                # The program runs twice: the first run of a shape initialises libraries and allocates memory, the
+                # second refuses what must not be captured before it runs.
                 program(*buffers)
                 raw, begin = self.new_graph()
                 recorded = watched or kind not in self._recorded
                 tape = _record_into(raw, begin, program, buffers, name if recorded else None)
-                raw.replay()  # the first one takes the graph to the device, which takes long
+                raw.replay()  # the first replay uploads the graph to the device, which takes long
             graph = self.graph_class(key, raw, tape, (program, buffers))
             self._pool = self._pool or raw.pool()
             self._recorded |= {kind} - {None}
@@ -266,7 +266,7 @@ class AcceleratorDevice(Device):
         raise reason
 
     def reserve(self, programs: int, graphs: int) -> None:
-        room = self.memory()[0] // 4  # what a tight engine has is left to it
+        room = self.memory()[0] // 4  # an engine with little free memory keeps most of it
         self._programs = min(programs, room)
         self.run(take_and_give_back, self.torch_device, self._programs)
         if graphs:

@@ -29,8 +29,8 @@ torch_accelerator: Any = torch.accelerator
 
 
 class CurrentStream:
-    """Makes a stream the calling thread's current one. A torch.Stream does this too, but not nested or in two threads:
-    it keeps the stream before it in itself."""
+    """A context manager that makes a stream the calling thread's current one. torch.Stream is one too, but stores the
+    previous stream in itself, so it can be neither nested nor entered by two threads."""
 
     __slots__ = ("_before", "_stream")
 
@@ -50,16 +50,16 @@ class Common(NamedTuple):
 
     fault: Fault
     clock: EventClock | None
-    """None where events have no times"""
+    """The clock of timed events; None if events have no times."""
     waiter: Worker
     new_event: Callable[[bool], Any]
-    """Makes an event, which has a time if this is true."""
+    """A function that makes an event, with a time if its argument is true."""
     under: Callable[[Any], AbstractContextManager[Any]]
     """Makes a stream the calling thread's current one."""
 
 
 class AcceleratorWorker(Worker):
-    """A thread for a device's waits. It chooses the device first: a backend may open a context on device 0 else."""
+    """A thread for a device's waits. It selects the device first: else a backend may open a context on device 0."""
 
     def __init__(self, name: str, choose: Callable[[], None], fault: Fault) -> None:
         super().__init__(name, queue := PythonQueue(name, fault))
@@ -112,7 +112,7 @@ class AcceleratorFence:
         stream.call(stream.raw.wait_event, self._event)
 
     def attend(self, work: Callable[[], None]) -> None:
-        """Run `work` once this is passed; the calling thread does nothing else, and may hang with the device."""
+        """Run `work` once this fence has passed. The calling thread has no other task, and may hang with the device."""
         if self._has_passed() and not self._lost:
             work()
 
@@ -139,7 +139,7 @@ class AcceleratorFence:
         woken.set()
 
     def _has_passed(self) -> bool:
-        """Wait, on a thread that does nothing else; returns whether the device is well."""
+        """Wait on a thread with no other task; return whether the device has not failed."""
         try:
             self._event.synchronize()
             return True

@@ -50,19 +50,19 @@ KEPT_BUILDS = 8
 class Outcome(NamedTuple):
     library: Path | None
     reason: str
-    """Why there is no library; empty when there is one."""
+    """The reason why there is no library; empty if there is one."""
     seconds: float
-    """Time spent compiling it in this process; 0 when the cache had it."""
+    """Seconds of compilation in this process; 0 if the library came from the cache."""
     flags: str = ""
-    """The compiler's flags that it was compiled with"""
+    """The compiler flags of the library."""
     fallback: str = ""
-    """Why it was not compiled for all of this processor; empty when it was."""
+    """The reason why the library does not use all of this processor; empty if it does."""
     notes: Path | None = None
     """The file of measurements made with it"""
 
     @property
     def brought(self) -> bool:
-        """Whether it came with the wheel."""
+        """True if the library came with the wheel."""
         return self.library is not None and self.library.parent == prebuilt.PREBUILT
 
 
@@ -71,7 +71,7 @@ outcomes: dict[str, Outcome] = {}
 
 modules: dict[str, ModuleType] = {}
 _locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-"""One for each name, so that two builds run side by side."""
+"""A lock for each name, so that builds of different names run side by side."""
 
 
 def operators(name: str, sources: Sequence[Path]) -> Outcome:
@@ -79,9 +79,10 @@ def operators(name: str, sources: Sequence[Path]) -> Outcome:
     return _loaded(name, sources, name, torch.ops.load_library)
 
 
-def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
-    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
-    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name))
+def module(name: str, sources: Sequence[Path], warns: bool = True) -> ModuleType | None:
+    """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`; it
+    `warns` of that too."""
+    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name), warns)
     return modules.get(name)
 
 
@@ -90,13 +91,15 @@ def may_have(name: str) -> bool:
     return bool(prebuilt.find(name) or compiler())
 
 
-def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
+def _loaded(
+    name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None], warns: bool = True
+) -> Outcome:
     """Load the prebuilt library of this name or else build it, once, and return the outcome. Its reason also says why a
     library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
             outcome = _brought(brought, load) or _built(name, sources, load)
-            if outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
+            if warns and outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
                 log.warning("C++ (%s) is not there, and work on the CPU is slower: %s", name, outcome.reason)
             outcomes[name] = outcome
         return outcomes[name]
@@ -207,7 +210,7 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
             made = Path(scratch) / library.name
             try:
                 reason = make(here(tool, level), name, sources, made)
-            except UnfinishedError as error:  # less of the processor would serve from then on
+            except UnfinishedError as error:  # a lower level would be kept in the cache and serve from then on
                 return str(error)
             if not reason:
                 if reasons:

@@ -64,7 +64,7 @@ class Toolchain(NamedTuple):
 
 
 class UnfinishedError(Exception):
-    """A compiler that was stopped, or has not ended: its sources may be as good as any."""
+    """The compiler was stopped or has not ended; its sources may be sound."""
 
 
 def compiler() -> str | None:
@@ -96,12 +96,12 @@ def aim() -> str:
 
 
 def shown(level: tuple[str, ...]) -> str:
-    """Return what a level is called."""
+    """Return the name of a level."""
     return " ".join(level) or f"the least of {platform.machine()}"
 
 
 def here(tool: str, level: tuple[str, ...]) -> Toolchain:
-    """Return what compiles libraries that this process can load."""
+    """Return the target of libraries that this process can load."""
     return Toolchain(tool, level, headers(sysconfig.get_paths()["include"]), _link_flags())
 
 

@@ -139,13 +139,15 @@ class CudaDevice(AcceleratorDevice):
 
     def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
         runtime, address = torch_cuda.cudart(), memory.ctypes.data
-        if runtime.cudaHostRegister(address, memory.nbytes, _MAPPED | _READ_ONLY) != runtime.cudaError.success:
-            return None
+        with torch_cuda.device(self.torch_device):  # a peer's thread has chosen none, and would open the first
+            if runtime.cudaHostRegister(address, memory.nbytes, _MAPPED | _READ_ONLY) != runtime.cudaError.success:
+                return None
         self._registered[address] = memory
 
         def end() -> None:
             if self._registered.pop(address, None) is not None:  # otherwise the device has closed
-                runtime.cudaHostUnregister(address)  # after an error CUDA does nothing more in this process
+                with torch_cuda.device(self.torch_device):
+                    runtime.cudaHostUnregister(address)  # after an error CUDA does nothing more in this process
 
         return end
 

@@ -22,7 +22,7 @@ class Driver:
     """The driver and the runtime that torch uses, for one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises ConfigError where a library cannot be found."""
+        """Load the libraries. Raises ConfigError if one cannot be found."""
         self._device = device
         version: Any = torch.version.cuda
         try:
@@ -47,7 +47,7 @@ class Driver:
         return int(torch.cuda.current_stream().cuda_stream)
 
     def device(self) -> tuple[bytes, int]:
-        """Return 16 bytes that tell the device apart, and its multiprocessors."""
+        """Return the device's identifier, 16 bytes, and its number of multiprocessors."""
         facts: Any = torch.cuda.get_device_properties(self._device)
         return bytes(facts.uuid.bytes), int(facts.multi_processor_count)
 
@@ -66,7 +66,7 @@ class Driver:
             self._check(self._runtime.cudaFree(address))
 
     def export(self, address: int) -> bytes:
-        """Return what another process opens to map this memory."""
+        """Return the handle that another process needs to map this memory."""
         handle = _Handle()
         self._check(self._runtime.cudaIpcGetMemHandle(ctypes.byref(handle), address))
         return bytes(handle)
@@ -81,7 +81,7 @@ class Driver:
         return found.value
 
     def close(self, address: int) -> None:
-        """Unmap what `open` has mapped."""
+        """Unmap memory that `open` has mapped."""
         self._check(self._runtime.cudaIpcCloseMemHandle(address))
 
     def on_device(self, address: int) -> int:

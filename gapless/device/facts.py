@@ -54,7 +54,7 @@ def capturing() -> bool:
 
 
 def vendor(device: torch.device) -> str:
-    """Return who makes a GPU: nvidia, amd or intel."""
+    """Return the vendor of a GPU: nvidia, amd or intel."""
     return "intel" if device.type == INTEL else "amd" if torch.version.hip else "nvidia"
 
 

@@ -26,11 +26,11 @@ class Fault:
         self._wakes.append(wake)
 
     def asks(self, reason: Callable[[], str]) -> None:
-        """Have fences ask whether what programs left is undefined before they pass: why it is, else nothing."""
+        """Have fences call `reason` before they pass: it returns why results are undefined, or an empty text."""
         self._ask = reason
 
     def ask(self) -> None:
-        """Fail, and raise DeviceError, if there is such a reason."""
+        """Fail and raise DeviceError if the programs' results are undefined."""
         if reason := self._ask():
             self.set(RuntimeError(reason), "a rank has failed")
             self.check()

@@ -56,7 +56,7 @@ VARIANTS = (
     ),
     Variant("armv8", "aarch64", ("-march=armv8-a",)),
 )
-"""The best first"""
+"""Levels of processors, the best of each machine first"""
 
 
 def find(name: str) -> tuple[Path, Variant] | None:

@@ -16,7 +16,7 @@ Backend = type[Any]
 
 
 class Need(NamedTuple):
-    """A capability, its description, and a trial, which raises or returns False where it is lacking."""
+    """A capability, its description, and a trial, which raises or returns False if the capability is missing."""
 
     capability: str
     what: str

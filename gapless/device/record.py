@@ -27,7 +27,7 @@ from gapless.device.seam import Device, Program, Stream
 T = TypeVar("T")
 _STRIDED = torch.strided
 _NOT_THE_PROGRAM = (os.path.dirname(torch.__file__) + os.sep, __file__)
-"""How the names of files begin whose frames are not the program's own."""
+"""Prefixes of the names of files whose frames are not the program's own."""
 _MODES = ("__torch_dispatch__", "__torch_function__")
 
 
@@ -82,7 +82,7 @@ def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
 
 
 class _Assignments(TorchFunctionMode):
-    """Sees what no operator shows: `tensor.data = other`."""
+    """A mode that sees `tensor.data = other`, which no operator shows."""
 
     _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 
@@ -244,7 +244,7 @@ def _all_of(kind: type[T], value: Any) -> list[T]:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return what tells tensors' memory apart. An opaque one, such as a weight in oneDNN's layout, has its own."""
+    """Return an identity of a tensor's memory. An opaque tensor, such as a weight in oneDNN's layout, has its own."""
     if tensor.layout is _STRIDED:
         return int(tensor.untyped_storage()._cdata)
     return -id(tensor)
@@ -259,7 +259,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) -> list[Call]:
-    """Every place is dropped by the last call that names it."""
+    """Return the calls. The last one that names a place drops it."""
     seen: set[int] = set()
     found: list[Call] = []
     for schema, args, results in reversed(calls):

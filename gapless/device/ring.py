@@ -118,11 +118,11 @@ def host_bytes(memory: Tensor) -> memoryview:
 
 
 def check_upload(dst: Tensor, src: Tensor) -> None:
-    """`Stream.upload` copies bytes; anything else would be a conversion, or a hidden wait on CUDA."""
+    """Assert that a copy moves bytes alone: otherwise `Stream.upload` would convert, or wait on CUDA."""
     alike = dst.dtype == src.dtype and dst.shape == src.shape
     assert alike and dst.is_contiguous() and src.is_contiguous() and src.is_cpu, "not an upload of bytes"
 
 
 def copy(dst: Tensor, src: Tensor) -> None:
-    """Copy: the program of an upload, if host and device memory are one."""
+    """Copy `src` to `dst`: the program of an upload if host and device memory are one."""
     dst.copy_(src, non_blocking=True)

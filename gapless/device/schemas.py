@@ -17,13 +17,13 @@ class OperatorSchema(NamedTuple):
     """Facts about an operator. Read once: the questions cost more than a small operator takes to run."""
 
     op: Any
-    """Held, so that its id stays its own."""
+    """The operator, held so that no other gets its id."""
     moves: bool
     """Whether it may give its first argument another address."""
     changes: bool
     """Whether it writes to an argument."""
     arguments: tuple[tuple[str, Any], ...]
-    """Names and defaults."""
+    """Names and defaults of all arguments."""
     named: tuple[str, ...]
     """The arguments at the end that are passed by name alone."""
     places: tuple[int, ...]

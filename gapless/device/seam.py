@@ -84,18 +84,18 @@ class Caps(NamedTuple):
     kernels: str = "torch"
     """Kernels that its programs may launch: torch, native (C++ in the host's memory) or triton"""
     captures: bool = False
-    """Whether `capture` works here"""
+    """True if `capture` works."""
     maps_host: bool = True
     """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
     own_memory: bool = False
-    """Whether the device has memory of its own; else its programs use the host's, and leave it most of that"""
+    """True if the device has memory of its own. Otherwise its programs use the host's, and leave most of that free."""
     real_time: bool = True
-    """Whether its time passes as the host's: simulated time does not, so no thread beside the loop may watch or help"""
+    """True if the device runs in the host's time. In simulated time no thread beside the loop may watch or help."""
     sums: str = "host"
     """Sums over ranks: host (C++ in memory that their processes share), peers (kernels in memory that GPUs map of each
     other), or none"""
     registers: bool = True
-    """Whether `host_memory` takes memory that other processes have, too"""
+    """True if `host_memory` can pin memory that other processes share."""
     fp8: bool = True
     """Whether tensors in FP8 work"""
     polled: bool = False
@@ -103,17 +103,17 @@ class Caps(NamedTuple):
     pads: bool = False
     """Whether padding a step to a captured one takes less time than launching its kernels"""
     slow: bool = False
-    """Whether a prompt of the usual step budget, and captures at the start, make others wait long"""
+    """True if a prompt of the usual step budget, or captures at the start, would hold up other requests for long."""
     launch_queue: int = 0
-    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
+    """Operators that fit into a stream's launch queue before a launch waits in the driver; 0 if no bound is known."""
     rows: int = 64
-    """Default of the requests that run at once"""
+    """Default number of requests that run at once."""
     drafted_rows: int = 8
     """Most rows of a step with drafts: more rows keep the device busy without drafts"""
     step_tokens: int = 1024
     """Default token budget of a step"""
     operations: float = 2e10
-    """Operations a second of the slowest such device that a watchdog must bear with: two old cores"""
+    """Operations a second of the slowest device of the kind, for the watchdog's deadlines; here two old cores."""
 
 
 class Device(Protocol):
@@ -129,7 +129,7 @@ class Device(Protocol):
     bulk_out: Stream
     bulk_in: Stream
     bell: Bell
-    """The bell, which ends the waits of this device that were given it"""
+    """The bell, which ends the waits of this device that were passed it."""
     fault: Fault
 
     @classmethod
@@ -167,8 +167,8 @@ class Device(Protocol):
     def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
         """Let programs read this memory of the host, which is another process's: whole pages that this one has mapped.
 
-        Returns what ends that, when no program reads it any more, if the device has not closed; None where the device
-        cannot. From any thread.
+        Returns a function that ends it, to be called after the last program that reads the memory, unless the device
+        has closed; None if the device cannot. From any thread.
         """
         ...
 

@@ -48,13 +48,16 @@ class AdapterFiles(NamedTuple):
 
 
 class FollowingAdapters:
-    """The adapters of a rank that follows."""
+    """The adapters of a following rank. The config's are read at once: steps would wait while memory is pinned."""
 
     def __init__(self, files: AdapterFiles) -> None:
         self._files = files
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-adapters")
         self._held: dict[str, Future[AdapterContents]] = {}
         """Digest -> adapter, which may still be read"""
+        for contents in files.named().values():
+            self._held[contents.digest] = Future()
+            self._held[contents.digest].set_result(contents)
 
     def obey(self, order: AdapterOrder) -> None:
         """Begin to read an adapter, forget it, or load it and wait for that. Raises CheckpointError."""

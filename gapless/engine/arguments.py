@@ -31,6 +31,13 @@ def make_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**given)
 
 
+def one_engine(config: EngineConfig) -> EngineConfig:
+    """Return the config. Raises ConfigError for one of several engines, which only a server has."""
+    if config.data_parallel_size > 1:
+        raise ConfigError("data_parallel_size: one object is one engine: make several, or use gapless serve")
+    return config
+
+
 def _aliases(field: Any) -> tuple[str, ...]:
     return (field.name, *(alias for alias in field.metadata["aliases"] if alias.startswith("--")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic_ns
@@ -16,7 +16,7 @@ from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER, KVTransfer, PageEvent
 from gapless.engine import messages as m
-from gapless.engine.arguments import make_config
+from gapless.engine.arguments import make_config, one_engine
 from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
@@ -62,8 +62,9 @@ class AsyncLLM:
         self.backend = backend
         self.front = front
         self.config = config
-        self.watch = StepWatcher(backend)
-        self._on_page_events: OnPageEvents = lambda events: None  # replaced by send_page_events
+        self.watches = [StepWatcher(one) for one in backend.engines]
+        """The steps of each engine"""
+        self._take_page_events: Sequence[OnPageEvents] = ()
         self.abort_others: Callable[[], Awaitable[int]] = _no_others
         """Ends the open requests of other processes with the same engine; returns their number."""
         self._seed = seed
@@ -86,7 +87,7 @@ class AsyncLLM:
         A model named by its hub name is fetched before this returns. Raises CheckpointError, ConfigError, and
         ServerError if the hub cannot be reached.
         """
-        located, commit = locate(config)
+        located, commit = locate(config if backend else one_engine(config))
         backend = backend or ThreadBackend(partial(build_core, located))
         return cls(backend, open_assets(located, commit), seed=config.base_seed, config=config)
 
@@ -111,7 +112,7 @@ class AsyncLLM:
             started=self._tracker.on_started,
             tokens=self._tracker.on_tokens,
             refused=self._tracker.fail,
-            steps=self.watch.on_steps,
+            steps=lambda steps, engine: self.watches[engine].on_steps(steps),
             page_events=self._on_page_events,
             died=self._on_death,
             broke=self._on_break,
@@ -124,26 +125,31 @@ class AsyncLLM:
         self._steady.set()
         self._tracker.fail_all(lambda: dead(error))
 
-    def _on_break(self, error: Exception) -> None:
-        self._steady.clear()
-        waiting, lost = self._tracker.suspend(lambda: dead(error))
+    def _on_break(self, error: Exception, keys: Collection[int] | None, engine: int) -> None:
+        if not self.backend.ready():
+            self._steady.clear()
+        waiting, lost = self._tracker.suspend(lambda: dead(error), keys)
         if waiting or lost:
             text = "%d open requests wait for the next engine; %d were open when the one before died too, and end"
             log.warning(text, waiting, lost)
-        self.watch.log.clear()  # the next engine numbers its steps from the start
+        self.watches[engine].log.clear()  # the next engine numbers its steps from the start
 
     def _on_up(self) -> None:
         self._steady.set()
         if requests := self._tracker.resume():
-            log.warning("%d sequences go on with the new engine", len(requests))
+            log.warning("%d sequences continue on another engine", len(requests))
         for request in requests:
             self.backend.submit(request)
 
-    def send_page_events(self, take: OnPageEvents) -> None:
-        """Call `take` on this loop with each change of the prefix index. Call this before `start`."""
+    def send_page_events(self, *take: OnPageEvents) -> None:
+        """Call these on this loop with each change of the prefix index of their engine. Call this before `start`."""
         assert self._start is None, "page events are asked for before the start"
-        self._on_page_events = take
+        self._take_page_events = take
         self.backend.send_page_events()
+
+    def _on_page_events(self, events: Sequence[PageEvent], engine: int) -> None:
+        if self._take_page_events:
+            self._take_page_events[engine](events)
 
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
@@ -196,6 +202,7 @@ class AsyncLLM:
         prompt_only: bool = False,
         label: str = "",
         interval: int = 0,
+        engine: int | None = None,
         patient: Callable[[], bool] = lambda: False,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
@@ -205,7 +212,8 @@ class AsyncLLM:
         accepts it, else to the stream's reader. Times count from `arrival`, monotonic nanoseconds, or from this call.
         `transfer` is for engines with a role. With `prompt_only` the prompt may fill the whole context; one token is
         sampled beyond it. `label` is another name, shown by `latest_requests`, not necessarily unique. `interval` is
-        the most tokens of a Delta. A call that is `patient` waits while an engine that died is followed by another.
+        the most tokens of a Delta, `engine` the number of one of several engines. A call that is `patient` waits while
+        an engine that died is followed by another.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
@@ -230,7 +238,7 @@ class AsyncLLM:
         stream = OutputStream(name, resolved, self._tracker, arrival, sink, label, interval)
         self._tracker.open(stream)
         for child in resolved.requests:
-            self.backend.submit(child)
+            self.backend.submit(child, engine)
         return stream
 
     async def stream(
@@ -353,6 +361,11 @@ class AsyncLLM:
         return SamplingParams(**{**otherwise, **self.front.defaults})
 
     # State
+
+    @property
+    def watch(self) -> StepWatcher:
+        """The steps of the first engine."""
+        return self.watches[0]
 
     @property
     def info(self) -> EngineInfo:

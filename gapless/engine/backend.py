@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gapless.base.errors import EngineDeadError, GaplessError
@@ -15,6 +15,7 @@ from gapless.engine.stats import Stats
 
 NO_QUESTION = -1
 """Number of orders without an awaited answer; questions have numbers above 0"""
+Asking = Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights | m.Operate]
 
 
 class MessageBackend:
@@ -36,8 +37,10 @@ class MessageBackend:
         """HOLD or FREEZE during a pause, also for a restarted core"""
         self.asked: dict[int, asyncio.Future[Any]] = {}
         """Awaited answers of the core, by question number"""
+        self.engines: Sequence[MessageBackend] = (self,)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, engine: int | None = None) -> None:
+        """Submit a request, to the engine of this number if it is given."""
         self._post(m.pack_request(request))
 
     def abort(self, key: int) -> None:
@@ -63,15 +66,17 @@ class MessageBackend:
         self._sends_page_events = True
         self._post(m.SendPageEvents())
 
-    async def ask(self, question: Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights | m.Operate]) -> Any:
+    async def ask(self, question: Asking) -> Any:
         """Return or raise the core's answer to the message that `question` makes of a number."""
+        return await self.put(question)
+
+    def put(self, question: Asking) -> asyncio.Future[Any]:
+        """Send the message that `question` makes of a number; the future gets the core's answer."""
         number = next(self._numbers)
         answer = self.asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._post(question(number))
-            return await answer
-        finally:
-            del self.asked[number]
+        answer.add_done_callback(lambda _: self.asked.pop(number, None))
+        self._post(question(number))
+        return answer
 
     def _answered(self, number: int, answer: object) -> None:
         """Take an answer. A late one is ignored."""
@@ -89,7 +94,7 @@ class MessageBackend:
 
     def forsake(self, error: Callable[[], Exception]) -> None:
         """Answer each open question with its own error: the core will not."""
-        for number in self.asked:
+        for number in list(self.asked):
             self._answered(number, error())
 
     def died(self, error: Exception) -> None:
@@ -101,7 +106,7 @@ class MessageBackend:
     def broke(self, error: Exception) -> None:
         """Have the open requests of a dead core wait for the next one, and end its questions."""
         self._ready.clear()
-        self.sink.broke(error)
+        self.sink.broke(error, None, 0)
         self.forsake(lambda: dead(error))
 
     def came_up(self) -> None:
@@ -118,6 +123,10 @@ class MessageBackend:
     def stats(self) -> Stats:
         """Return the last known numbers: gauges of the present core, counters of all."""
         return self._stats
+
+    def placed_by(self, engine: int) -> Mapping[str, int]:
+        """Return how many requests an engine of several got, by the reason."""
+        return {}
 
     def ready(self) -> bool:
         """Return whether the engine accepts requests now."""
@@ -145,11 +154,11 @@ class MessageBackend:
                     case m.StatsReport(stats):
                         self._stats = stats.plus(self._before)
                     case m.Steps():
-                        sink.steps(m.unpack_steps(message))
+                        sink.steps(m.unpack_steps(message), 0)
                     case m.View(number, steps, pages):
                         self._answered(number, EngineView(m.unpack_steps(steps), pages))
                     case m.PageEventList(events):
-                        sink.page_events(events)
+                        sink.page_events(events, 0)
                     case m.Changed(number, names, refusal):
                         self.changed(number, refusal)
                         self.info = self.info._replace(adapters=names)

@@ -41,6 +41,10 @@ def refuse_lacking(config: EngineConfig, kind: str, caps: Caps) -> None:
     """Raise ConfigError for a setting that a device of this kind cannot honour."""
     if config.tensor_parallel_size > 1:
         check_sums(kind, caps)
+    chosen = config.device_ids is not None and config.data_parallel_size == 1  # engines of a fleet have them from it
+    if chosen and not caps.own_memory:
+        text = f"{kind} has no devices to choose from (capability own_memory)"
+        raise ConfigError(f"device_ids: {text}: leave device_ids out, or use --device cuda")
     for setting in SETTINGS:
         if setting.asks(config) and not setting.met(caps):
             lacks = f"{kind} has no {setting.lacks} (capability {setting.capability})"

@@ -127,9 +127,10 @@ class Child:
         await self.close()
 
     def kill(self) -> None:
+        """Kill the process with its group, which its ranks are in: a stopped one does not see that its leader ends."""
         with contextlib.suppress(ProcessLookupError):
-            if self._process is not None:
-                self._process.kill()
+            if self._process is not None and self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill the process if it still runs, and hang up. May be called twice."""
@@ -253,5 +254,6 @@ def exit_text(who: str, code: int, tail: bytes) -> str:
     """Say how a process ended, with the end of its log."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = tail.decode(errors="replace").strip().splitlines()
-    said = f"; last line of its log: {lines[-1][:500]}" if lines else ""
+    fatal = [line for line in lines if line.startswith("Fatal Python error: ")]  # stacks and modules follow it
+    said = f"; last line of its log: {(fatal or lines)[-1][:500]}" if lines else ""
     return f"{who} {how}{said}"

@@ -97,13 +97,12 @@ class FollowingRank:
         facts = share.facts_of(config, device, kernels, model, self._share)
         self._say(rm.ShareLoaded(facts, could_hold(config, model.config, model, device)))
         executor = self._build(device, model, kernels, head, self._next(rm.BuildMemory).plan)
-        moves = self._host_tier(config, executor)
+        moves, adapt = self._host_tier(config, executor), None
+        if model.adapters is not None:
+            adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
         self._say(rm.MemoryBuilt())
         gc.collect()
         gc.freeze()  # collections need not walk the start's objects
-        adapt = None
-        if model.adapters is not None:
-            adapt = FollowingAdapters(AdapterFiles(config, model.config, model.adapters, device)).obey
         self._weights = FollowingWeights(model, device, self._share)
         move = moves.begin if moves is not None else None
         self._obey(

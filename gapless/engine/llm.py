@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import sys
@@ -18,7 +19,7 @@ from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.spellings import METHODS, did_you_mean
-from gapless.engine.arguments import make_config
+from gapless.engine.arguments import make_config, one_engine
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
@@ -61,7 +62,7 @@ class LLM:
         front: ModelAssets | None = None,
         **options: Any,
     ) -> None:
-        config, commit = locate(make_config(model, options))
+        config, commit = locate(one_engine(make_config(model, options)))
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
         self.resolver = Resolver(self._front, self._core.info, config.base_seed)
@@ -190,6 +191,8 @@ class LLM:
         core, self._core = self._core, None
         if core is not None:
             core.close()
+            del core
+            gc.collect()  # its parts refer to each other, and the model's memory is theirs
 
     def __enter__(self) -> Self:
         return self

@@ -44,9 +44,11 @@ class ProcessBackend(MessageBackend):
         *,
         worker: Sequence[str] = WORKER,
         on_give_up: Callable[[GaplessError], None] | None = None,
+        name: str = "the engine",
     ) -> None:
         super().__init__()
-        self._config = config
+        self.name = name
+        self.config = config
         self._worker = worker
         self._on_give_up = on_give_up
         self._child: Child | None = None
@@ -83,7 +85,7 @@ class ProcessBackend(MessageBackend):
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         self._supervisor.add_done_callback(self._unsupervised)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, engine: int | None = None) -> None:
         """Submit a request. Errors arrive through the sink, as refusals of the core do."""
         error: GaplessError | None
         if request.params.prefix_allowed_tokens_fn is not None:
@@ -126,7 +128,7 @@ class ProcessBackend(MessageBackend):
     def _stamped(self) -> object:
         """Return a stamp of the files of the weights in use; None without them."""
         with suppress(OSError, GaplessError):
-            return stamp(resolve_model_dir(self.weights or self._config.model))
+            return stamp(resolve_model_dir(self.weights or self.config.model))
         return None
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
@@ -145,6 +147,15 @@ class ProcessBackend(MessageBackend):
             self._restored()
         elif self._child is not None:
             self._child.condemn(f"the weights in use cannot be loaded again: {refusal}")
+
+    def adopt(self, order: m.ChangeAdapter | m.UpdateWeights, why: str) -> None:
+        """Have the next child begin with a change that this one did not make, and end this one."""
+        if isinstance(order, m.UpdateWeights):
+            self.weights, self._stamp = order.path, None
+        else:
+            self.adapters[order.change.name] = order.change
+        if self._child is not None:
+            self._child.condemn(why)
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.UpdateWeights):
@@ -167,7 +178,7 @@ class ProcessBackend(MessageBackend):
         child = Child(self.receive)
         self._child = child
         try:
-            await child.start(self._config, self._worker)
+            await child.start(self.config, self._worker)
             ready, ended = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(child.ended())
             try:
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -200,12 +211,12 @@ class ProcessBackend(MessageBackend):
         """Give up after a fault of the supervisor: the engine would not be restarted any more."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.critical("the supervision of the engine failed", exc_info=error)
-            self._give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
+            log.critical("the supervision of %s failed", self.name, exc_info=error)
+            self._give_up(EngineDeadError(f"the supervision of {self.name} failed: {error}"))
 
     def _give_up(self, error: GaplessError) -> None:
         self.last_death, self.given_up = error, True
-        self.died(EngineDeadError(f"the engine died: {error}"))
+        self.died(EngineDeadError(f"{self.name} died: {error}"))
         if self._on_give_up is not None:
             self._on_give_up(error)
 
@@ -213,17 +224,18 @@ class ProcessBackend(MessageBackend):
         """Start another child, with back-off. False after too many crashes."""
         while len(self._crashes) < MAX_CRASHES:
             delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
-            log.warning("restarting the engine in %g s", delay)
+            log.warning("restarting %s in %g s", self.name, delay)
             await asyncio.sleep(delay)
             try:
                 await self._launch()
             except Exception as error:  # also a failed fork
                 self._note_crash(error if isinstance(error, GaplessError) else EngineDeadError(str(error)))
             else:
-                log.info("the engine is back")
+                log.info("%s is back", self.name)
                 return True
         assert self.last_death is not None
-        log.error("the engine crashed %d times within %g minutes; giving up", MAX_CRASHES, CRASH_WINDOW / 60)
+        text = "%s crashed %d times within %g minutes; giving up"
+        log.error(text, self.name, MAX_CRASHES, CRASH_WINDOW / 60)
         self._give_up(self.last_death)
         return False
 
@@ -233,10 +245,10 @@ class ProcessBackend(MessageBackend):
         self._stale, self._replaced = self._replaced, set()
         self._before = self._stats = Stats().plus(self._stats)
         self._note_crash(error)
-        self.broke(EngineDeadError(f"the engine died: {error}"))
+        self.broke(EngineDeadError(f"{self.name} died: {error}"))
 
     def _note_crash(self, error: GaplessError) -> None:
         self.last_death = error
         now = time.monotonic()
         self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW] + [now]
-        log.error("the engine died: %s", error)
+        log.error("%s died: %s", self.name, error)

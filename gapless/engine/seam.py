@@ -6,7 +6,7 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -158,13 +158,14 @@ class Sink(NamedTuple):
     """Takes the settled tokens of steps, oldest first: a whole delivery at once."""
     refused: Callable[[int, Exception], None]
     """Takes the key of a refused or failed request, and the error (QueueFullError, RequestError)."""
-    steps: Callable[[StepTable], None]
-    """Takes newly completed steps; only while MessageBackend.watch is on."""
-    page_events: Callable[[Sequence[PageEvent]], None]
-    """Takes changes of the prefix index; only after MessageBackend.send_page_events."""
+    steps: Callable[[StepTable, int], None]
+    """Takes newly completed steps, and the engine's number; only while MessageBackend.watch is on."""
+    page_events: Callable[[Sequence[PageEvent], int], None]
+    """Takes changes of an engine's prefix index, and its number; only after MessageBackend.send_page_events."""
     died: Callable[[Exception], None]
     """Takes the error of a dead engine that no other follows: it ends every open request."""
-    broke: Callable[[Exception], None]
-    """Takes the error of a dead engine that another follows: open requests wait for it."""
+    broke: Callable[[Exception, Collection[int] | None, int], None]
+    """Takes the error of a dead engine that another follows, the keys of its requests, which wait for one (None: all),
+    and its number."""
     came_up: Callable[[], None]
     """Called when an engine takes requests, also for the first."""

@@ -65,7 +65,7 @@ def check_devices(config: EngineConfig, device: Device) -> None:
 
 def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
     """Return the number of computing threads of a rank on a CPU; 0 for most of its cores."""
-    small, ranks = model_config.sizes.parameters < SMALL_MODEL, config.tensor_parallel_size
+    small, ranks = model_config.sizes.parameters < SMALL_MODEL, config.tensor_parallel_size * config.data_parallel_size
     if config.threads or (ranks == 1 and not small):
         return config.threads
     cores = max(1, host.usable_cores() // ranks)

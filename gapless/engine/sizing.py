@@ -105,7 +105,8 @@ def _kv_bytes(config: EngineConfig, model: LoadedModel, device: Device, max_len:
     free, total = device.memory()
     rows, step_tokens = _steps(config, device.caps)
     if not device.caps.own_memory:
-        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE)) // config.tensor_parallel_size
+        ranks = config.tensor_parallel_size * config.data_parallel_size
+        return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE)) // ranks
     words = max_len + len(model.groups()) * -(-max_len // config.block_size)
     tables = (rows + 1) * (words + _places(config) * mask_words(model.vocab_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of an engine at one moment. `engine.series` tells gauges from counters, which only grow."""
+    """The numbers of an engine at one moment. `engine.series` separates gauges from counters, which only grow."""
 
     queue: QueueCounts = field(default_factory=QueueCounts)
     pages: PageCounts = field(default_factory=PageCounts)
@@ -45,6 +45,11 @@ class Stats:
     def plus(self, before: Stats) -> Stats:
         """Return these numbers, with the counters of an engine `before` this one added."""
         found: Stats = _plus(self, before, "", gauges())
+        return found
+
+    def beside(self, other: Stats) -> Stats:
+        """Return the sums with the numbers of an engine beside this one, gauges included."""
+        found: Stats = _plus(self, other, "", set())
         return found
 
 

@@ -6,7 +6,7 @@ Nothing here depends on asyncio or a core. One thread uses a Tracker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic_ns
 
 from gapless.base.records import Request, StepLogprobs, StepTokens
@@ -154,15 +154,18 @@ class Tracker:
             if sibling.key != key:
                 self._abort(sibling.key)
 
-    def suspend(self, error: Callable[[], Exception]) -> tuple[int, int]:
-        """Have open requests wait for another engine: this one is dead. Requests that were open when the one before it
-        died too, which may have been their doing, end with errors. Returns the numbers of both."""
-        open_requests = list(self.requests.values())
-        for request in open_requests:
+    def suspend(self, error: Callable[[], Exception], keys: Collection[int] | None = None) -> tuple[int, int]:
+        """Have open requests wait for another engine, the ones with these keys, or all: theirs is dead. Requests that
+        were open when one died before, which may have been their doing, end with errors. Returns the numbers of
+        both."""
+        owners = [self._open[key].owner for key in keys or () if key in self._open]
+        found, ended = list(self.requests.values() if keys is None else dict.fromkeys(owners)), 0
+        for request in found:
             request.deaths, request.waits = request.deaths + 1, True
             if request.deaths == MOST_DEATHS:
                 self._forget(request, error())
-        return len(self.requests), len(open_requests) - len(self.requests)
+                ended += 1
+        return len(found) - ended, ended
 
     def resume(self) -> list[Request]:
         """Return what the new engine is to be asked for, the oldest first."""

@@ -113,7 +113,7 @@ def build_core(
         if ranks is not None:
             ranks.close()
             if ranks.failure is not None and isinstance(error, EngineError):
-                raise ranks.failure from error
+                raise ranks.failure from None  # which `error` is, or has as its cause
         raise
 
 

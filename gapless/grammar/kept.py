@@ -25,7 +25,7 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 """Compiled grammars that are kept, and what these may take; the least recently used ones are dropped first."""
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """Bytes of a compiled grammar, and more for each character of its text: measured for forms of several kinds; the
-most was 143, of optional properties. The library does not tell."""
+most was 143, of optional properties. The library does not report it."""
 MOST_LEXERS, GROWS_NS = 8, 50_000_000
 """Lexers of a form, which is compiled once for each, unless that takes a processor longer: one thread at a time uses a
 lexer, and a mask may take a millisecond."""

@@ -150,7 +150,7 @@ def _limit_memory() -> None:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
-        return  # only Linux tells the address space in use
+        return  # only Linux reports the address space in use
     limit = pages * resource.getpagesize() + TRIAL_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

@@ -22,16 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.attend_triton import (
-    attend,
-    borders,
-    chunk_of,
-    no_sums,
-    ranges,
-    score_factor,
-    score_of,
-    with_tile,
-)
+from gapless.kernels.attend_triton import attend, borders, chunk_of, no_sums, ranges, score_factor, score_of, with_tile
 from gapless.kernels.kv_triton import (
     computable,
     head_of,

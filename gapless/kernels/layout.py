@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from gapless.base.params import (
-    MAX_BAD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_BIASES,
-    MAX_STOP_IDS,
-    PARAMS,
-    columns,
-)
+from gapless.base.params import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_STOP_IDS, PARAMS, columns
 from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.speculative import MAX_DRAFTS, SHORTEST_MATCH
 

@@ -67,10 +67,7 @@ def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> 
     names = [shlex.join(own) or "(defaults)" for own in (a, b)]
     if names[0] == names[1]:
         names = [f"{names[0]} ({letter})" for letter in LETTERS]
-    return (
-        Arm("A", names[0], flags=(*both, *a), own=tuple(a)),
-        Arm("B", names[1], flags=(*both, *b), own=tuple(b)),
-    )
+    return (Arm("A", names[0], flags=(*both, *a), own=tuple(a)), Arm("B", names[1], flags=(*both, *b), own=tuple(b)))
 
 
 def arms_from_urls(a: str, b: str, api_key: str = "", insecure: bool = False) -> tuple[Arm, Arm]:
@@ -162,14 +159,14 @@ def _wait_ready(arm: Arm, process: subprocess.Popen[bytes], log: Path, seconds: 
 
 
 def last_words(log: Path) -> str:
-    """The line that tells why, or the last one."""
+    """Return the line with the reason, or the last one."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("gapless: error: ")
 
 
 def server_facts(url: str, api_key: str = "", insecure: bool = False) -> dict[str, Any]:
-    """Version, model and settings, as far as the server tells them. Raises ServerError if nothing answers."""
+    """Version, model and settings, as far as the server reports them. Raises ServerError if nothing answers."""
     target = Target(base_url=url, api_key=api_key, insecure=insecure, timeout=10.0)
     return asyncio.run(with_client(target, _facts))
 

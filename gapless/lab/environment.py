@@ -56,7 +56,7 @@ def load_average() -> float | None:
 def wait_until_quiet(busy: float, seconds: float) -> float | None:
     """Wait until at most a share `busy` of the machine's processors works, `seconds` at most.
 
-    Returns the share in the last half second; None, at once, if the system does not tell.
+    Returns the share in the last half second; None, at once, if the system does not report it.
     """
     end = time.monotonic() + seconds
     while True:

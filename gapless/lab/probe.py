@@ -22,7 +22,7 @@ SILENT_SECONDS = 600.0
 
 
 class ServedModel(NamedTuple):
-    """One entry of /v1/models. `max_len` is 0 when the server does not tell."""
+    """One entry of /v1/models. `max_len` is 0 if the server does not report it."""
 
     name: str
     max_len: int = 0
@@ -165,7 +165,7 @@ async def try_fields(client: Client, content: PromptContent, output_len: int) ->
 
 
 async def server_vocabulary(client: Client) -> list[int] | None:
-    """Return the ids of all ordinary tokens, from /tokenizer_info; None when the server does not tell."""
+    """Return the ids of all ordinary tokens, from /tokenizer_info; None if the server does not report them."""
     info = await ask(client, "GET", "/tokenizer_info")
     added = info.get("added_tokens_decoder")
     special = {int(number) for number in added if str(number).isdecimal()} if isinstance(added, dict) else set[int]()
@@ -174,14 +174,14 @@ async def server_vocabulary(client: Client) -> list[int] | None:
 
 
 async def tokenize(client: Client, text: str) -> list[int] | None:
-    """Return the server's token ids for a text, without special ones; None when it does not tell."""
+    """Return the server's token ids for a text, without special ones; None if it does not report them."""
     fields = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
     tokens = (await ask(client, "POST", "/tokenize", fields)).get("tokens")
     return tokens if isinstance(tokens, list) else None
 
 
 async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
-    """Return the server's text for token ids; None when it does not tell."""
+    """Return the server's text for token ids; None if it does not report it."""
     fields = {"model": client.target.model, "tokens": list(tokens)}
     text = (await ask(client, "POST", "/detokenize", fields)).get("prompt")
     return text if isinstance(text, str) else None

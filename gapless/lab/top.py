@@ -97,7 +97,7 @@ def _quantile(counts: Sequence[tuple[float, float]], rank: float) -> float:
 class TopView:
     """A server's work in the `seconds` between two of its pages.
 
-    Rates are per second, shares from 0 to 1; None when the server does not tell.
+    Rates are per second, shares from 0 to 1; None if the server does not report them.
     """
 
     def __init__(self, before: Page, now: Page, seconds: float) -> None:

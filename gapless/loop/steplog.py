@@ -48,7 +48,7 @@ class RankWaits:
         return found
 
     def forget(self) -> None:
-        """Leave out everything until now."""
+        """Forget all steps so far."""
         self._given = [*self._waited()]
 
 

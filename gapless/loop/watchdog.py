@@ -34,8 +34,8 @@ class WatchedRanks(Protocol):
 class Watchdog:
     """Watches progress from its own thread.
 
-    `progress` changes with each completed step, and `busy` tells whether more should complete; both are read without a
-    lock. `on_stall` gets the error once, and the watchdog ends.
+    `progress` changes with each completed step, and `busy` returns whether more should complete; both are read without
+    a lock. `on_stall` gets the error once, and the watchdog ends.
 
     It counts looks at a steady pace. Clock time would also pass while the whole process is stopped (SIGSTOP, a frozen
     container, a paused machine), which is no stall.

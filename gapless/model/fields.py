@@ -45,7 +45,7 @@ def warn_of(heard: Iterable[Heard]) -> None:
 class Fields:
     """A JSON object of one file. A missing or null field takes the default; without a default it is an error.
 
-    It notes which fields are read; `heard` tells of all.
+    It notes which fields are read; `heard` yields all of them.
     """
 
     path: Path

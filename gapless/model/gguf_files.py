@@ -32,11 +32,7 @@ from gapless.model.gguf_tokenizer import tokenizer_files
 _FORM = 1
 """Changes with the contents of folders"""
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYERS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

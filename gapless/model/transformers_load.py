@@ -28,14 +28,7 @@ from gapless.model.fields import Fields
 from gapless.model.formats.rounded import RoundedFormat
 from gapless.model.formats.seam import WeightFormat
 from gapless.model.self_check import SMALL_WINDOW, TOKENS, check, paged_logits, paged_steps, tokens
-from gapless.model.transformers_backend import (
-    OURS,
-    AttendedLayer,
-    TransformersModel,
-    first_of_every_kind,
-    survey,
-    swap,
-)
+from gapless.model.transformers_backend import OURS, AttendedLayer, TransformersModel, first_of_every_kind, survey, swap
 from gapless.model.transformers_config import base_of, class_of, refusal, shrink, silent
 from gapless.model.transformers_weights import matched, release, rounded, wide_tensors
 

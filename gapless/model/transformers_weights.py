@@ -94,7 +94,7 @@ def _check(what: str, tensor: Tensor, asked: Stored) -> None:
 
 
 def sizes_of(read: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """Return the outputs and inputs of a weight by its stored tensors; None if they tell of none."""
+    """Return the outputs and inputs of a weight by its stored tensors; None if they have none."""
     shapes = {name: tuple(tensor.shape) for name, tensor in read.items() if tensor.ndim == 2}
     if {"qweight", "scales", "qzeros"} <= shapes.keys():
         (words, wide), outputs = shapes["qweight"], shapes["scales"][1]

@@ -44,7 +44,7 @@ class KeyRing:
 
 def _tenant(request: Request, known: list[bytes], what: str) -> str:
     digest = hashlib.sha256(_presented(request)).digest()
-    # Bytes, and no early exit: the time taken tells nothing about the keys.
+    # Bytes, and no early exit: the time taken reveals nothing about the keys.
     matches = [hmac.compare_digest(digest, one) for one in known]
     if not any(matches):
         raise _unauthorized(what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gapless
 from gapless.base import host
 from gapless.base.errors import RequestError
-from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.series import SERIES
 from gapless.engine.stats import Stats
 from gapless.engine.trace import (
@@ -54,17 +53,18 @@ TIER_COLUMNS = (
 async def steps(call: HttpCall) -> ASGIApp:
     """Stream the steps as they complete, as server-sent events. The engine sends none while no client listens."""
     call.state.check_open()
-    llm = call.state.llm
-    if llm.watch.watchers >= MAX_WATCHERS:
+    llm, engine = call.state.llm, _engine(call)
+    watch = llm.watches[engine]
+    if watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
     if call.request.method == "HEAD":  # an answer without an end would never end
         return Response(headers=stream_headers())
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
-        with llm.watch.open():
+        with watch.open():
             await send(head_of())
             try:
-                await call.while_wanted(_pump(llm, send), None)
+                await call.while_wanted(_pump(watch, llm.backend.engines[engine].stats, send), None)
             except ApiError:  # the server closes
                 await write(send, b"", more=False)
 
@@ -75,21 +75,23 @@ async def trace(call: HttpCall) -> ASGIApp:
     """Answer with Chrome trace JSON of the last seconds that the engine keeps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_TRACE_SECONDS)
     call.state.check_open()
-    llm, debug = call.state.llm, call.state.debug
+    llm, debug, engine = call.state.llm, call.state.debug, _engine(call)
+    watch = llm.watches[engine]
     ahead = _number(call, "ahead", 0, 0, 1)
     since = time.monotonic_ns() - (0 if ahead else seconds * 10**9)
     if debug.traces.locked():
         raise ApiError(429, "traces are being made already", "rate_limit_error", code="too_many_traces")
     async with debug.traces:
         if ahead:
-            seen = await call.while_wanted(_next_steps(llm.watch, seconds), None)
+            seen = await call.while_wanted(_next_steps(watch, seconds), None)
         else:
-            seen = (await llm.watch.look(since)).steps
+            seen = (await watch.look(since)).steps
         latest = await _latest(call.state, KEPT_REQUESTS)
         requests = [r for r in latest if r.state != "done" or r.last_token >= since]
         async with debug.writing:
             data = await llm.in_pool(lambda: chrome_trace(Recording(seen, requests)))
-    headers = {"content-disposition": 'attachment; filename="gapless-trace.json"'}
+    of = f"-engine-{engine}" if len(llm.watches) > 1 else ""
+    headers = {"content-disposition": f'attachment; filename="gapless-trace{of}.json"'}
     return Response(data, media_type="application/json", headers=headers)
 
 
@@ -114,9 +116,9 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
 async def kv(call: HttpCall) -> ASGIApp:
     """Answer with the KV pages by state, one letter for each page, and what the tiers hold and do."""
     call.state.check_open()
-    llm = call.state.llm
-    view = await call.state.debug.pages(llm)
-    stats = llm.stats()
+    llm, engine = call.state.llm, _engine(call)
+    view = await call.state.debug.pages(llm, engine)
+    stats = llm.backend.engines[engine].stats()
     counts = asdict(stats.pages)
     if view.pages:
         counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
@@ -130,11 +132,11 @@ async def history(call: HttpCall) -> ASGIApp:
     state, llm = call.state, call.state.llm
     first, samples = state.samples.after(_number(call, "after", 0, 0, 10**9 - 1))
     free, total = host.memory()
-    engine = getattr(llm.backend, "pid", None)
-    kv_bytes = llm.info.kv_bytes if llm.started else 0
+    pids = [pid for one in llm.backend.engines if (pid := getattr(one, "pid", None))]
+    kv_bytes = sum([one.info.kv_bytes for one in llm.backend.engines]) if llm.started else 0
     server = host.resident("self") + sum(map(host.resident, state.others.pids))
     memory = {"free": free, "total": total, "server": server, "kv": kv_bytes}
-    memory |= {"engine": sum(map(host.resident, host.with_children(engine))) if engine else 0}
+    memory |= {"engine": sum([host.resident(one) for pid in pids for one in host.with_children(pid)])}
     seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
     return json_response({**seen, "latency": state.samples.latency(), "memory": memory})
 
@@ -143,9 +145,8 @@ async def requests(call: HttpCall) -> ASGIApp:
     """Answer with the latest requests: counts and times, no text. Chunks are there while a client watches."""
     limit = _number(call, "limit", 100, 1, KEPT_REQUESTS)
     llm = call.state.llm
-    log = llm.watch.log.table(0)
     chunks: dict[int, list[list[int]]] = {}
-    for step in log:
+    for step in llm.watches[_engine(call)].log.table(0):
         for chunk in step.chunks:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
     rows = [
@@ -197,18 +198,18 @@ def _tier_row(tier: str, numbers: dict[str, int]) -> dict[str, Any]:
     return {"tier": tier, "dropped": dropped, **{name: numbers[name] for name in TIER_COLUMNS}}
 
 
-async def _pump(llm: AsyncLLM, send: Send) -> None:
+async def _pump(watch: StepWatcher, stats: Callable[[], Stats], send: Send) -> None:
     """Send the events of one watcher. A slow reader misses steps; nothing gathers for it."""
-    place, last, rate = llm.watch.log.ended, StepTable.of(), deque[tuple[float, int]]()
+    place, last, rate = watch.log.ended, StepTable.of(), deque[tuple[float, int]]()
     said, columns = 0.0, {"columns": STEP_COLUMNS}
     while True:
-        new, skipped = llm.watch.after(place, MAX_STEPS)
-        place = llm.watch.log.ended
+        new, skipped = watch.after(place, MAX_STEPS)
+        place = watch.log.ended
         now = time.monotonic()
         if new or columns or now - said >= QUIET_SECONDS:
             rows, gaps = step_rows((last or new[:1]) + new)
             last = new[-1:] or last
-            event = {"steps": rows, "skipped": skipped, "gaps": gaps, **_numbers(llm.stats(), rate), **columns}
+            event = {"steps": rows, "skipped": skipped, "gaps": gaps, **_numbers(stats(), rate), **columns}
             said, columns = now, {}
             await write(send, b"data: %b\n\n" % msgspec.json.encode(event))
         await asyncio.sleep(EVENT_SECONDS)
@@ -231,6 +232,11 @@ def _tokens_per_second(tokens: int, rate: deque[tuple[float, int]]) -> float:
         rate.popleft()
     seconds, more = now - rate[0][0], tokens - rate[0][1]
     return round(more / seconds, 1) if seconds > 0 and more > 0 else 0.0
+
+
+def _engine(call: HttpCall) -> int:
+    """Return the number of the engine that is asked about; the first by default."""
+    return _number(call, "engine", 0, 0, len(call.state.llm.watches) - 1)
 
 
 def _number(call: HttpCall, name: str, default: int, low: int, high: int) -> int:

@@ -40,7 +40,7 @@ class HttpCall:
         """When its head was there, and when its body was there too. Time limits count from the one, latencies from the
         other: how fast a client sends is not the server's."""
         self.label: str = request.scope.get("gapless.label", "")
-        """The client's name for this request, or one that the answer's headers tell it; '' for none."""
+        """The client's name for this request, or the one that the answer's headers give it; '' for none."""
         self.identity = self.model = ""
         """The id of the answer, and the model's name in it."""
         self.span: RequestSpan | None = None

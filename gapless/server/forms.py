@@ -45,10 +45,7 @@ class FormFields(msgspec.Struct, forbid_unknown_fields=True):
     disable_additional_properties: bool | None = None
 
 
-_OWN = {
-    **{name: name for name in ("regex", "grammar", "structural_tag")},
-    **{"ebnf": "grammar", "json_schema": "json"},
-}
+_OWN = {**{name: name for name in ("regex", "grammar", "structural_tag")}, **{"ebnf": "grammar", "json_schema": "json"}}
 """Fields of SGLang and llama.cpp, and their names in structured_outputs"""
 
 

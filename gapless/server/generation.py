@@ -28,6 +28,9 @@ from gapless.text.reply_parser import Content, ReplyEvent
 MAX_SCORED = 4_000_000
 """Log-probabilities of one request, prompts, choices and alternatives together: they stay in memory until its end."""
 
+RANK_HEADER = "X-data-parallel-rank"
+"""The header that names one of several engines, in vLLM too"""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -79,6 +82,7 @@ class Job:
         self.salt = _salt(call.tenant, request.cache_salt)
         self.adapter = self.state.adapter_of(request.model or "")
         asked = request.kv_transfer_params if len(prompts) == 1 else None  # a router sends them with several too
+        self.engine = _engine_of(call)
         self.handover = read_handover(asked, self.state.peers, new_id("kv"))
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.left = len(self.choices)
@@ -200,6 +204,7 @@ class Job:
             arrival=self.call.arrived,
             transfer=self.handover.transfer,
             prompt_only=self.prompt_only,
+            engine=self.engine,
             patient=lambda: bool(self.streams),
         )
         self.streams[number] = stream
@@ -335,6 +340,16 @@ def _check_logprobs(params: SamplingParams, most: int, field: str) -> None:
     for name, top in asked.items():
         if top is not None and top > most:
             raise RequestError(f"{name} must be at most {most} here (--max-logprobs), got {top}", name)
+
+
+def _engine_of(call: HttpCall) -> int | None:
+    """Return the number of the engine that a client chose, as it does for vLLM. Raises RequestError."""
+    given, engines = call.request.headers.get(RANK_HEADER), len(call.state.llm.backend.engines)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and int(given[:9]) < engines and len(given) < 10):
+        raise RequestError(f"{RANK_HEADER} must be from 0 to {engines - 1}, got {given[:40]!r}", RANK_HEADER)
+    return int(given)
 
 
 def _salt(tenant: str, salt: str | None) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -24,7 +24,6 @@ from gapless.server.kv_events_config import EVENTS_FIELD, KvEventsConfig, listen
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number after the last batch of a replay"""
-RANK = 0
 MEDIUM = "GPU"
 """vLLM's word for the memory of the device that runs the steps, whatever it is"""
 SEND_CLOSE_SECONDS = 2.0
@@ -68,13 +67,13 @@ def as_vllm(event: PageEvent) -> dict[str, Any]:
 class KvEventPublisher:
     """Sends events from a thread of its own: no subscriber, however slow, holds up the caller of `publish`."""
 
-    def __init__(self, config: KvEventsConfig) -> None:
+    def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
         """Raises ConfigError when pyzmq is missing or an endpoint cannot be had."""
         try:
             import zmq
         except ModuleNotFoundError as error:
             raise ConfigError(f"{EVENTS_FIELD} needs pyzmq: pip install pyzmq") from error
-        self._zmq = zmq
+        self._zmq, self._rank = zmq, rank
         self._context: Any = zmq.Context()
         self._topic = config.topic.encode()
         self._queue: deque[tuple[float, Sequence[PageEvent]]] = deque()
@@ -153,7 +152,7 @@ class KvEventPublisher:
             self._free()
 
     def _send(self, at: float, events: Sequence[PageEvent]) -> None:
-        batch = self._encode([at, [as_vllm(event) for event in events], RANK])
+        batch = self._encode([at, [as_vllm(event) for event in events], self._rank])
         number = self._batches["sent"].to_bytes(8, "big")
         self._out.send_multipart((self._topic, number, batch))  # a subscriber that does not read loses it
         self._sent.append((number, batch))
@@ -178,16 +177,22 @@ class KvEventPublisher:
 
 
 @contextmanager
-def kv_events(text: str | None, engine: EngineConfig) -> Iterator[KvEventPublisher | None]:
-    """The publisher that the flag asks for, if it does. Raises ConfigError."""
+def kv_events(text: str | None, engine: EngineConfig) -> Iterator[Sequence[KvEventPublisher]]:
+    """The publisher of each engine, if the flag asks for them. Raises ConfigError."""
     config = KvEventsConfig.parse(text) if text else KvEventsConfig()
     if not config.enable_kv_cache_events or config.publisher == "null":
-        yield None
+        yield ()
         return
     if not engine.enable_prefix_caching:
         raise ConfigError(f"{EVENTS_FIELD}: without prefix caching there are no events; leave out one of the two")
-    publisher = KvEventPublisher(config)
-    try:
-        yield publisher
-    finally:
-        publisher.close()
+    count = engine.data_parallel_size
+    configs = [config.of_engine(number) for number in range(count)] if count > 1 else [config]
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(KvEventPublisher(one, number))) for number, one in enumerate(configs)]
+
+
+def counts_of(publishers: Sequence[KvEventPublisher]) -> EventCounts:
+    """Return the sums of the counts of all publishers."""
+    counts = [publisher.counts() for publisher in publishers]
+    found = [{name: sum([one[place][name] for one in counts]) for name in counts[0][place]} for place in (0, 1)]
+    return found[0], found[1]

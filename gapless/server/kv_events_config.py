@@ -57,6 +57,22 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return config
 
+    def of_engine(self, number: int) -> KvEventsConfig:
+        """Return the settings for one of several engines: its ports are higher by its number, as in vLLM. Raises
+        ConfigError."""
+        moved = {}
+        for name in ("endpoint", "replay_endpoint"):
+            endpoint = getattr(self, name)
+            if endpoint is not None:
+                address, _, port = endpoint.rpartition(":")
+                if not endpoint.startswith("tcp:") or int(port) + number >= 2**16:
+                    raise ConfigError(
+                        f"{EVENTS_FIELD}.{name} of several engines must be tcp://ADDRESS:PORT, since each has the port "
+                        f"after the one before; got {endpoint!r}"
+                    )
+                moved[name] = f"{address}:{int(port) + number}"
+        return msgspec.structs.replace(self, **moved)
+
 
 def listens(endpoint: str) -> bool:
     """Return whether an endpoint is of this machine, or else of a subscriber's."""

@@ -44,8 +44,15 @@ FAMILIES: dict[SeriesKind, Callable[..., Metric]] = {
     COUNTER: CounterMetricFamily,
     SUMMARY: SummaryMetricFamily,
 }
-FRONT = [
+Labels = tuple[str, ...]
+OF_ENGINES = [
     Series("gapless:engine_up", GAUGE, "1 while the engine takes requests.", "up"),
+    Series("gapless:placed_requests", COUNTER,
+        "Requests that an engine of several got: by their rank, since another died, for their prefix, or as the one "
+        "with the fewest.", "placed", "by"),
+]  # fmt: skip
+"""Series of each engine: their paths begin at its EngineNumbers."""
+FRONT = [
     Series("gapless:adapters", GAUGE, "Adapters that requests may ask for.", "adapters"),
     Series("gapless:gpu_busy_ratio", GAUGE, "Share of the last seconds in which steps ran.", "busy_ratio"),
     Series("gapless:step_seconds", SUMMARY, "Time of all steps by phase; forward is the device's.", "phases", "phase",
@@ -124,8 +131,8 @@ class MovedCounts(NamedTuple):
 class Metrics:
     """Counts what the HTTP side sees. The loop's own numbers come in as Stats when a page is rendered."""
 
-    def __init__(self, model_name: str) -> None:
-        self.labels = {"model_name": model_name, "engine": "0"}
+    def __init__(self, model_name: str, engines: int = 1) -> None:
+        self.labels = {"model_name": model_name, "engine": "0" if engines == 1 else "all"}
         self.histograms: list[Histogram] = []
         make = self._histogram
         self.time_to_first_token = make("time_to_first_token_seconds", "From arrival to the first token.", _TTFT)
@@ -204,9 +211,17 @@ class Metrics:
             self.preemptions.observe(times.preemptions)
             self.prefill_computed.observe(computed)
 
-    def render(self, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float = 0.0) -> bytes:
-        """Return the page. `info` is None until the engine has started once."""
-        return generate_latest(_Page(self, stats, info, up, detok_seconds))
+    def render(
+        self,
+        stats: Stats,
+        info: EngineInfo | None,
+        up: bool,
+        detok_seconds: float = 0.0,
+        engines: Sequence[EngineNumbers] = (),
+    ) -> bytes:
+        """Return the page. `info` is None until the engine has started once. If there are several `engines`, the
+        numbers are sums, and the front's own series have the label engine="all"."""
+        return generate_latest(_Page(self, EngineNumbers(stats, info, up), detok_seconds, engines))
 
     def busy_ratio(self, stats: Stats, now: float) -> float:
         """Return the share of busy time in the last BUSY_SECONDS, or since the last look before them."""
@@ -222,11 +237,26 @@ class Metrics:
         return (device.busy_ns - busy) / max(1, device.wall_ns - wall)
 
 
+class EngineNumbers(NamedTuple):
+    """An engine as a page shows it."""
+
+    stats: Stats
+    info: EngineInfo | None
+    up: bool
+    placed: Mapping[str, int] = {}
+    """Requests that it got of several engines, by the reason"""
+
+
 class _Page(Collector):
     """Collects the families of one page."""
 
-    def __init__(self, metrics: Metrics, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float) -> None:
-        self.metrics, self.stats, self.info, self.up = metrics, stats, info, up
+    def __init__(
+        self, metrics: Metrics, whole: EngineNumbers, detok_seconds: float, engines: Sequence[EngineNumbers]
+    ) -> None:
+        self.metrics, self.stats, self.info = metrics, whole.stats, whole.info
+        self.engines: Mapping[Labels, EngineNumbers] = {
+            (str(number),): one for number, one in enumerate(engines or (whole,))
+        }
         self.detok_seconds = detok_seconds
         self.event_batches, self.held_batches = metrics.kv_events() if metrics.kv_events else ({}, {})
 
@@ -245,10 +275,17 @@ class _Page(Collector):
         return {**host, "forward": self.stats.device.busy_ns / NS, "detok": self.detok_seconds}
 
     def collect(self) -> Iterator[Metric]:
-        tiers = dict(zip(self.info.tiers if self.info else (), self.stats.lower, strict=False))
-        yield from [self._family(row, {(): self.stats}) for row in SERIES]
-        yield from [self._family(row, {(tier,): one for tier, one in tiers.items()}, "tier") for row in LOWER]
-        yield from [self._family(row, {(): self}) for row in FRONT]
+        stats: Mapping[Labels, Stats] = {engine: one.stats for engine, one in self.engines.items()}
+        tiers: Mapping[Labels, object] = {
+            (*engine, tier): counts
+            for engine, one in self.engines.items()
+            for tier, counts in zip(one.info.tiers if one.info else (), one.stats.lower, strict=False)
+        }
+        front: Mapping[Labels, _Page] = {(self.metrics.labels["engine"],): self}
+        yield from [self._family(row, stats) for row in SERIES]
+        yield from [self._family(row, tiers, "tier") for row in LOWER]
+        yield from [self._family(row, self.engines) for row in OF_ENGINES]
+        yield from [self._family(row, front) for row in FRONT]
         yield from [histogram.family(self.metrics.labels) for histogram in self.metrics.histograms]
         name = self.metrics.labels["model_name"]
         answers = CounterMetricFamily(
@@ -261,15 +298,17 @@ class _Page(Collector):
             names = ("block_size", "num_gpu_blocks", "cache_dtype", "engine")
             cache = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings.", labels=names)
             dtype = self.info.dtype if self.info.kv_cache_dtype == "auto" else self.info.kv_cache_dtype
-            cache.add_metric((str(self.info.page_size), str(self.info.pages), dtype, "0"), 1)
+            for engine, one in self.engines.items():
+                pages = one.info.pages if one.info else 0
+                cache.add_metric((str(self.info.page_size), str(pages), dtype, *engine), 1)
             yield cache
 
-    def _family(self, row: Series, roots: Mapping[tuple[str, ...], object], *more: str) -> Metric:
-        """Return a row's family. Its paths begin at `roots`, by their values of the labels `more`.
+    def _family(self, row: Series, roots: Mapping[Labels, object], *more: str) -> Metric:
+        """Return a row's family. Its paths begin at `roots`, by their values of the labels engine and `more`.
         The page appends `_total` to the names of counters."""
-        names, values = [*self.metrics.labels, *more], [*self.metrics.labels.values()]
+        names, values = [*self.metrics.labels, *more], [self.metrics.labels["model_name"]]
         if row.kind is HISTOGRAM:
-            return _by_powers(row, self.stats, self.metrics.labels)
+            return _by_powers(row, roots, names, values)
         family: Any = FAMILIES[row.kind](row.name, row.text, labels=[*names, row.label] if row.label else names)
         for labels, root in roots.items():
             total = [attrgetter(row.total)(root)] if row.total else []
@@ -279,11 +318,12 @@ class _Page(Collector):
         return found
 
 
-def _by_powers(row: Series, stats: Stats, labels: Mapping[str, str]) -> Metric:
-    counts = [*row.values(stats).values()]
-    below = [sum(counts[: power + 1]) for power in range(POWERS)]
+def _by_powers(row: Series, roots: Mapping[Labels, object], names: Sequence[str], values: Sequence[str]) -> Metric:
     bounds = [*(str(2.0**power) for power in range(POWERS)), "+Inf"]
-    family = HistogramMetricFamily(row.name, row.text, labels=list(labels))
-    buckets = list(zip(bounds, [*below, sum(counts)], strict=True))
-    family.add_metric(list(labels.values()), buckets, attrgetter(row.total)(stats))
+    family = HistogramMetricFamily(row.name, row.text, labels=names)
+    for labels, stats in roots.items():
+        counts = [*row.values(stats).values()]
+        below = [sum(counts[: power + 1]) for power in range(POWERS)]
+        buckets = list(zip(bounds, [*below, sum(counts)], strict=True))
+        family.add_metric([*values, *labels], buckets, attrgetter(row.total)(stats))
     return family

@@ -19,6 +19,7 @@ from gapless.server.conversation import chat_prompt
 from gapless.server.dialects.messages.errors import in_messages_api
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError, model_not_found
+from gapless.server.metrics import EngineNumbers
 from gapless.server.protocol import (
     AbortRequests,
     DetokenizeRequest,
@@ -40,7 +41,10 @@ async def health(call: HttpCall) -> ASGIApp:
     """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
     if not (call.state.stopping and call.state.llm.started and call.state.llm.is_ready):
         call.state.check_open(explains=True)
-    return Response()
+    engines = call.state.llm.backend.engines
+    if len(engines) == 1:
+        return Response()
+    return json_response({"engines": len(engines), "ready": sum([one.ready() for one in engines])})
 
 
 async def ready(call: HttpCall) -> ASGIApp:
@@ -55,7 +59,12 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
     info = state.llm.info if state.llm.started else None
     up = state.llm.is_ready and not state.stopping
     detok_seconds = state.llm.detok_seconds + state.others.detok_ns / 1e9
-    page = state.metrics.render(state.llm.stats(), info, up, detok_seconds)
+    backend = state.llm.backend
+    engines = [
+        EngineNumbers(one.stats(), one.info, one.ready() and not state.stopping, backend.placed_by(number))
+        for number, one in enumerate(backend.engines if info and len(backend.engines) > 1 else ())
+    ]
+    page = state.metrics.render(state.llm.stats(), info, up, detok_seconds, engines)
     return Response(page + generate_latest(_PROCESS), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 

@@ -37,6 +37,7 @@ from gapless.server.run import (
     descriptors,
     listen,
     loop_factory,
+    refuse_beside_engines,
     uvicorn_config,
 )
 
@@ -45,6 +46,7 @@ END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
 SIDE_PROGRAM = ("-m", "gapless")
 """Python's arguments for the server of a side"""
+COUNT_PROGRAM = "import torch; print(torch.accelerator.device_count())"
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
 
@@ -63,14 +65,23 @@ class Side(NamedTuple):
     """The effect of its absence"""
 
 
-def devices_of(side: int, numbers: Sequence[int], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def devices_of(side: int, engine: EngineConfig, env: Mapping[str, str], seen: int) -> tuple[list[str], dict[str, str]]:
     """Return the flags and the variables that give a side devices of its own: its part of the ones that `env` names, if
-    these are enough for both. If it names none, they are chosen by `numbers`, of the devices of the ranks."""
+    these are enough for both. If it names none of the `seen` devices, the decoder has the ones after the
+    prefiller's; one that is named for an only rank is both sides'."""
+    numbers = engine.devices
     ranks, named = len(numbers), {name: env[name].split(",") for name in SEEN_DEVICES if name in env}
-    if not named and ranks > 1:
-        return ["--device-ids", ",".join(str(side * ranks + number) for number in numbers)], {}
+    if side and not named and (seen >= 2 and engine.device_ids is None if ranks == 1 else seen):
+        return ["--device-ids", ",".join(str(ranks + number) for number in numbers)], {}
     enough = {name: devices for name, devices in named.items() if len(devices) >= 2 * ranks}
     return [], {name: ",".join(devices[side * ranks :][:ranks]) for name, devices in enough.items()}
+
+
+async def seen_devices() -> int:
+    """Return the number of accelerators that torch sees, in a process of its own: this one never needs torch."""
+    count = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", COUNT_PROGRAM, stdout=PIPE)
+    said, _ = await count.communicate()
+    return int(said) if said.strip().isdigit() else 0  # torch fails in the sides, too
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -85,6 +96,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             )
         if server.api_server_count > 1:
             raise ConfigError("api_server_count: one router answers for the two servers of pd: leave one of them out")
+        refuse_beside_engines(engine, server)
         check_tls(server)
         with (
             logging_to_stderr(server),
@@ -114,14 +126,17 @@ class PairServing:
         self._asked_to_end = asyncio.Event()
         self._key = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
         self._children: dict[str, Process] = {}
+        self._seen = 0
 
     async def run(self) -> int:
         began = time.monotonic()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end.set)
         try:
-            for side in self._sides:
-                await self._begin(side)
+            prefiller, decoder = self._sides
+            await self._begin(prefiller)
+            self._seen = await seen_devices()
+            await self._begin(decoder)
             if await self._up():
                 await self._route(time.monotonic() - began)
         finally:
@@ -131,7 +146,7 @@ class PairServing:
     async def _begin(self, side: Side) -> None:
         # The last of equal flags counts.
         flags = [*self._argv, "--pd", "none", "--role", side.role, "--uds", side.path, side.flag, f"unix:{self._kv}"]
-        chosen, own = devices_of(side.number, self._engine.devices, os.environ)
+        chosen, own = devices_of(side.number, self._engine, os.environ, self._seen)
         env = {**os.environ, **own, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
         command = [sys.executable, *SIDE_PROGRAM, "serve", *flags, *chosen]
         child = await asyncio.create_subprocess_exec(

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -29,6 +30,7 @@ from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit
 from gapless.base.progress import CLEAR_LINE
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
+from gapless.engine.fleet import Fleet, fleet_of
 from gapless.engine.frontdoor import Located, locate, open_assets
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
@@ -37,7 +39,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.errors import log
 from gapless.server.folders import own_folder
 from gapless.server.fronts import Fronts, FrontSettings, SharedBackend
-from gapless.server.kv_events import KvEventPublisher, kv_events
+from gapless.server.kv_events import KvEventPublisher, counts_of, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.samples import sample
 from gapless.server.state import ServerState
@@ -65,6 +67,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
     """
     try:
         check_tls(server)
+        refuse_beside_engines(engine, server)
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener:
             located = locate(engine)
@@ -78,6 +81,20 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
         return exit_code(error)
 
 
+def refuse_beside_engines(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raise ConfigError for a setting that does not go with several engines."""
+    if engine.data_parallel_size == 1:
+        return
+    for name, has, why in (
+        ("pd", server.pd != "none", "a prefiller and a decoder are two servers"),
+        ("role", engine.role is not None, "engines of one server have no peers"),
+        ("kv_peers", engine.peer_plan or engine.file_without_peers, "engines of one server have no peers"),
+        ("api_server_count", server.api_server_count > 1, "one process knows where each request is"),
+    ):
+        if has:
+            raise ConfigError(f"{name} does not go with data_parallel_size above 1: {why}; leave out one of them")
+
+
 @dataclass(eq=False)
 class Serving:
     """A run of the server, from binding the port to the exit code."""
@@ -88,7 +105,7 @@ class Serving:
     listener: socket.socket
     worker: Sequence[str]
     tracing: Tracing | None = None
-    events: KvEventPublisher | None = None
+    events: Sequence[KvEventPublisher] = ()
     failure: GaplessError | None = field(default=None, init=False)
     asked_to_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -105,10 +122,11 @@ class Serving:
         llm = AsyncLLM(backend, open_assets(*self.located), seed=seed, config=self.engine)
         app = App(llm, self.config, self.engine.model, self.tracing)
         fronts.join(app.state)
-        if self.events is not None:
-            self.events.lost = backend.send_page_events
-            llm.send_page_events(self.events.publish)
-            app.state.metrics.kv_events = self.events.counts
+        if self.events:
+            for publisher, one in zip(self.events, backend.engines, strict=True):
+                publisher.lost = one.send_page_events
+            llm.send_page_events(*[publisher.publish for publisher in self.events])
+            app.state.metrics.kv_events = partial(counts_of, self.events)
         async with self._further(app):
             await self._serve(llm, app)
         if self.failure is not None:
@@ -135,8 +153,10 @@ class Serving:
             if self.tracing is not None:
                 await self.tracing.close()
 
-    def _backend(self) -> ProcessBackend:
+    def _backend(self) -> ProcessBackend | Fleet:
         config, worker, give_up = self.located.config, self.worker, self._give_up
+        if config.data_parallel_size > 1:
+            return fleet_of(config, worker, give_up)
         if self.config.api_server_count == 1:
             return ProcessBackend(config, worker=worker, on_give_up=give_up)
         return SharedBackend(config, worker=worker, on_give_up=give_up, fronts=self._fronts)
@@ -188,7 +208,8 @@ class Serving:
     def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
         where, curl = address_of(self.config, self.listener)
         key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self.config.api_key else ""
-        ranks = f", {info.ranks} ranks" if info.ranks > 1 else ""
+        engines, ranks = self.engine.data_parallel_size, f", {info.ranks} ranks" if info.ranks > 1 else ""
+        ranks = f", {engines} engines{ranks}{' each' * bool(ranks)}" if engines > 1 else ranks
         kv = "" if info.kv_cache_dtype == "auto" else f", KV in {info.kv_cache_dtype}"
         line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "

@@ -83,7 +83,7 @@ class ServerState:
         """Engines that give each other pages, if this one has any"""
         self.weight_version = "default"
         """The weights' name in answers; an update gives them another."""
-        self.metrics = Metrics(self.model_names[0])
+        self.metrics = Metrics(self.model_names[0], len(llm.backend.engines))
         self.samples = SampleLog(self.metrics)
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.others = OtherFronts()
@@ -187,20 +187,21 @@ class Debug:
 
     def __init__(self) -> None:
         self.traces = asyncio.Semaphore(MAX_TRACES)
-        self._pages: asyncio.Task[EngineView] | None = None
-        self._asked = 0.0
+        self._pages: dict[int, tuple[float, asyncio.Task[EngineView]]] = {}
+        """The last view of each engine, and when it was asked for"""
         self.writing = asyncio.Lock()
         """Held while a trace is written: the few threads that do it make the tokens of all requests too."""
 
-    async def pages(self, llm: AsyncLLM) -> EngineView:
-        """A view with the page map, a little old when many ask. Raises EngineDeadError."""
+    async def pages(self, llm: AsyncLLM, engine: int = 0) -> EngineView:
+        """A view of an engine with the page map, a little old when many ask. Raises EngineDeadError."""
         now = time.monotonic()
-        if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
-            self._asked = now
-            self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
+        asked, task = self._pages.get(engine, (0.0, None))
+        if task is None or (task.done() and now - asked >= PAGES_SECONDS):
+            task = asyncio.create_task(llm.watches[engine].look(time.monotonic_ns()))
+            self._pages[engine] = now, task
             # A failure is retrieved: the caller may have left, and asyncio would log an unawaited one as ours.
-            self._pages.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._pages)
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(task)
 
 
 def expire(limit: asyncio.Timeout) -> None:

@@ -93,7 +93,7 @@ class AdapterLoader(Part):
             self._order(digest, "")
 
     def _order(self, digest: str, path: str, slot: int = NO_SLOT) -> None:
-        """Let the other ranks do so too."""
+        """Send the other ranks the same change of an adapter."""
         if self._ranks is not None:
             self._ranks.send(AdapterOrder(digest, path, slot))
 

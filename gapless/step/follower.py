@@ -1,7 +1,7 @@
 """A rank that follows: it obeys its leader's orders, computes its share of every forward, and decides nothing.
 
 It has no sampler, no lane, no drafter and no reader of its outbox. What depends on time is decided by the leader alone,
-who tells each row's new state on the device, at the start of the next forward that the row is in.
+who broadcasts each row's new state on the device, at the start of the next forward that the row is in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FollowerProgram(StepProgram):
         """Lanes are the leader's."""
 
     def tell(self, rows: Tensor) -> None:
-        """Hear what the leader made of these rows, and write it to the tables."""
+        """Receive the leader's state of these rows, and write it to the tables."""
         state, places = self._news(rows)
         tables = self.tables
         news = self.group.tell(torch.cat((state, tables.history[rows[:, None], places]), dim=1))

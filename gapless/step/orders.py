@@ -122,7 +122,7 @@ def _followed(key: StepKey) -> StepKey:
 
 
 class WireError(ValueError):
-    """An order that was not sent so: lost, changed, or out of place."""
+    """An order that differs from the one sent: lost, changed, or out of place."""
 
 
 class OrderWriter:

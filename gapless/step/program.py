@@ -45,7 +45,7 @@ from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
 
 NEWS = CUT_VALUE
-"""[words] First words of a row's state: a leader tells them to its ranks, and samples by the others"""
+"""[words] First words of a row's state: a leader broadcasts them to its ranks, and samples by the others"""
 
 
 class RowOptions(NamedTuple):
@@ -137,7 +137,7 @@ class StepProgram:
             self._score_prompts(key, at, batch, hidden)
 
     def tell(self, rows: Tensor) -> None:
-        """Tell the other ranks what the last step made of these rows: it was decided here alone."""
+        """Broadcast the state of these rows after the last step to the other ranks: it was decided here alone."""
         state, places = self._news(rows)
         news = self.tables.history[rows[:, None], places]
         self.group.tell(torch.cat((state, news), dim=1))

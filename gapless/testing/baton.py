@@ -1,4 +1,4 @@
-"""A thread that runs only while another one waits for it: so a function can stop in the middle, and others continue."""
+"""A thread that runs only while another one waits for it, so that a function can stop in the middle and others run."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def entry(token: Tensor, position: Tensor) -> Tensor:
 
 
 def weight(position: Tensor) -> Tensor:
-    """Makes the order of entries matter."""
+    """A factor that makes the order of entries matter."""
     return (position * 48_271 + 1_299_709) % PRIME
 
 

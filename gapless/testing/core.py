@@ -99,22 +99,22 @@ class FakeCore:
         self._waiting = deque(request for request in self._waiting if request.key != key)
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
-        """Change the names alone: nothing is read."""
+        """Change the adapters' names; read no file."""
         others = [name for name in self.info.adapters if name != change.name]
         self.info = self.info._replace(adapters=(*others, *([change.name] if change.path else [])))
         answer(None)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        """Change nothing, and return so."""
+        """Refuse: this core has no weights."""
         answer(RequestError("this core has no weights", "model_path"))
 
     def obey(self, order: OperatorOrder, answer: Answer) -> None:
-        """Note the order alone."""
+        """Record the order without obeying it."""
         self.orders.append(order)
         answer(None)
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Nothing comes to this core by itself."""
+        """Do nothing: no event wakes this core."""
 
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
@@ -185,7 +185,7 @@ class FakeCore:
         )
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
-        """Steps of a device that is busy all through each of them."""
+        """Return records of steps during which the device is always busy."""
         return self.records.after(step, since)
 
     def page_map(self) -> bytes:

@@ -37,7 +37,7 @@ class Meets(Protocol):
     """The place where the ranks of a world meet, seen by one of them."""
 
     def come(self, number: int, what: str, given: Given) -> Meeting:
-        """Bring this rank's part to its operation of this number. AssertionError: others do something else there."""
+        """Bring this rank's part to its operation of this number. AssertionError: another rank does something else."""
         ...
 
     def waits_in(self, meeting: Meeting, needed: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ ABORTED = -1
 
 @dataclass(eq=False)
 class Caller:
-    """One request, when it comes and when its caller leaves; and its result."""
+    """A request, the turns in which it comes and its caller leaves, and its result."""
 
     request: Request
     arrives: int = 0
@@ -105,7 +105,8 @@ def check_at_rest(loop: Loop) -> None:
 
 
 class LeaseAudit:
-    """Knows from the plans alone which pages, rows and slots each step in flight can reach: none is given away.
+    """An audit: it derives from the plans alone which pages, rows and slots each step in flight can reach, and asserts
+    that none is given away.
 
     It audits the first page group, whose pages stay with a request to its end unless that group has a window.
     """
@@ -214,11 +215,11 @@ class Scenario(NamedTuple):
     callers: Sequence[Caller]
     """Use fresh ones for each run, since they take the results."""
     seed: int = 0
-    """The adversary's."""
+    """The seed of the adversary."""
     mood: str | None = None
-    """See `gapless.testing.adversary`; None: it changes."""
+    """The mood of the adversary (`gapless.testing.adversary`); None: it changes."""
     depth: int | None = 2
-    """Steps in flight at most; None: learnt."""
+    """Most steps in flight; None for depth auto."""
     sizes: Sizes = Sizes(rows=4, max_len=48, pages=20, page_size=4, step_tokens=16, queue=64)
     """Bounds of the engine. Few pages make requests wait, share and preempt."""
 

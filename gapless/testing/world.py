@@ -54,7 +54,7 @@ class Faults(NamedTuple):
 
 
 class RankDiedError(Exception):
-    """A rank died: the others end."""
+    """Raised on the other ranks after a rank has died."""
 
 
 class RankHost(SimStream):
@@ -72,7 +72,7 @@ class RankHost(SimStream):
         self._answer = partial(device.world.answer, device.rank)
         self.baton = Baton(f"host of rank {device.rank}")
         self.fence: SimFence | None = None
-        """Waited for, in the middle of an order"""
+        """The fence that the host waits for in the middle of an order"""
         self._reader = OrderReader()
 
     def awaited(self) -> SimFence | None:
@@ -245,7 +245,7 @@ class World:
         self._writer = OrderWriter()
         self._moves = RankMoves(ranks)
         self.memory: SharedMemory | None = None
-        """The host tier's"""
+        """The memory of the host tier, which all ranks map"""
         self._meetings: dict[int, Meeting] = {}
 
     def follow(self, loop: Loop) -> None:

@@ -117,7 +117,7 @@ class ReplyReader:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that no event tells about yet."""
+        """Characters at the end of the text that no event has reported yet."""
         return len(self._pending) + self._parser.held
 
     def feed(self, tokens: Sequence[int], text: str) -> list[ReplyEvent]:

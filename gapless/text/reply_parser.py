@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gapless.base.structured import Thinking
-from gapless.text.call_values import (
-    WHITE,
-    ArgumentsReader,
-    CallReader,
-    EnvelopeReader,
-    ParameterWriter,
-    ValueScanner,
-)
+from gapless.text.call_values import WHITE, ArgumentsReader, CallReader, EnvelopeReader, ParameterWriter, ValueScanner
 from gapless.text.reply_tables import Move, ReplyState, ReplyTable
 
 

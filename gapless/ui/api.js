@@ -33,7 +33,10 @@ export async function call(path, { json, signal } = {}) {
   if (key) headers.authorization = `Bearer ${key}`;
   if (json !== undefined) headers["content-type"] = "application/json";
   const body = json === undefined ? undefined : JSON.stringify(json);
-  const response = await fetch(new URL(path, ROOT), { method: body ? "POST" : "GET", headers, body, signal, cache: "no-store" });
+  const url = new URL(path, ROOT);
+  const engine = new URLSearchParams(location.search).get("engine");
+  if (engine && path.startsWith("debug/")) url.searchParams.set("engine", engine);
+  const response = await fetch(url, { method: body ? "POST" : "GET", headers, body, signal, cache: "no-store" });
   if (response.ok) return response;
   if (response.status === 401) keyEvents.dispatchEvent(new Event("needed"));
   throw new HttpError(response.status, await reason(response));

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_accelerator import child_environment
 
 from gapless.base import host
 from gapless.cli import checks
@@ -167,8 +168,8 @@ def test_the_cpu_device_computes():
 @pytest.mark.process
 def test_the_fake_accelerator_is_reported_with_its_capabilities():
     done = subprocess.run(
-        [sys.executable, "-m", "gapless", "doctor", "demo", "--device", "fake"], capture_output=True, text=True,
-        timeout=120, check=False,
+        [sys.executable, "-m", "gapless", "doctor", "demo", "--device", "fake"], env=child_environment(),
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert "kernels: plain torch, graphs: yes, streams: four" in done.stdout, done.stdout + done.stderr
     assert re.search(r"fake device.*came back over two streams", done.stdout), done.stdout

@@ -11,7 +11,7 @@ from gapless.base.config import NEEDS_ONE_RANK, EngineConfig
 from gapless.cli import checks, rank_report
 from gapless.cli.main import main
 from gapless.cli.model_report import rows
-from gapless.cli.rank_report import rank_rows
+from gapless.cli.rank_report import engine_rows, rank_rows
 from gapless.device import CudaDevice
 from gapless.model import registry
 from gapless.model.config import read_model_config
@@ -139,6 +139,20 @@ def test_links_between_the_devices_of_ranks_are_reported(tmp_path, monkeypatch, 
     lines = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=2, device_ids=ids)[3:]
     assert [(status, text.endswith(end)) for (_, status, text), (_, end) in zip(lines, wanted, strict=True)] == [
         (status, True) for status, _ in wanted
+    ]
+
+
+def test_the_part_of_each_engine_is_reported(monkeypatch):
+    monkeypatch.setattr(host, "usable_cores", lambda: 3)
+    enough, few = (EngineConfig(device="cpu", data_parallel_size=count) for count in (3, 4))
+    assert list(engine_rows(enough)) == [("engines", "ok", "3 engines share the host's memory, and its 3 usable cores")]
+    assert next(engine_rows(few))[1] == "warn"
+    monkeypatch.setattr(rank_report, "device_class", lambda name: CudaDevice)
+    monkeypatch.setattr(rank_report, "gpus", lambda: [("H", 1)] * 3)
+    config = EngineConfig(tensor_parallel_size=2, data_parallel_size=2)
+    assert list(engine_rows(config)) == [
+        ("engine 0", "ok", "CUDA devices 0, 1"),
+        ("engine 1", "fail", "there is no CUDA device 3, torch sees 3: name others by --device-ids"),
     ]
 
 

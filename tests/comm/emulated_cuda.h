@@ -25,7 +25,7 @@ inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 using std::min;
 
-constexpr u32 THREADS = 4, WARP = 1, LOOK_SPINS = 64;
+constexpr u32 THREADS = WORLD > 4 ? 8 : 4, WARP = 1, LOOK_SPINS = 64;
 
 struct Team {
   std::barrier<> barrier{THREADS};

@@ -61,6 +61,14 @@ def test_sums_are_in_the_order_of_ranks_and_equal_to_the_bit(world: list[CudaGro
             assert torch.equal(one, want), shape
 
 
+@pytest.mark.parametrize("count", [12, 4000], ids=str)
+def test_a_sum_is_of_equal_units_on_a_rank_whose_numbers_are_not_aligned(world: list[CudaGroup], count: int):
+    parts = [torch.arange(count + 8).bfloat16()[rank : rank + count] for rank in range(len(world))]
+    want = summed(parts)
+    for one in together(*(partial(group.add, part) for group, part in zip(world, parts, strict=True))):
+        assert torch.equal(one, want)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 64), (7, 96), (5, 512), (40, 96)], ids=str)
 def test_add_norm_equals_a_sum_and_then_the_kernels_own(

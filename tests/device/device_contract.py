@@ -1,4 +1,4 @@
-"""What every device must do. A test class inherits from Contract and gives a `device` fixture."""
+"""What every device must do, and each that captures. A test class inherits a contract and gives a `device` fixture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from gapless.base.errors import DeviceError
+from gapless.base.errors import CaptureError, DeviceError
 from gapless.device import Device
 
 
@@ -273,3 +273,48 @@ class Contract:
             device.compute.launch(step, x, i)
         fence = device.compute.record()
         assert fence.wait() and x[0].item() == steps(20)
+
+
+class GraphContract:
+    def test_replays_uploads_and_programs_keep_their_order(self, device: Device) -> None:
+        ring = device.ring(slots=3, nbytes=8)
+        x, add = ones(device), ones(device)
+        device.drain()
+        graph = device.capture("k", lambda: x.mul_(3).add_(add).remainder_(1_000_003))
+        device.run(lambda: x.fill_(1))  # the run before a capture has changed it
+        for i in range(100):
+            while (slot := ring.acquire()) is None:
+                pass
+            slot.array.view("int64")[0] = i
+            if i % 5:
+                source = slot.tensor.view(torch.int64)
+                device.compute.launch(device.upload, add, source, reads=(source,), writes=(add,))
+                graph.launch(device.compute)
+            else:
+                device.compute.launch(step, x, i)
+            ring.retire(slot, device.compute.record())
+        assert read(device, x) == [steps(100)]
+
+    def test_a_replay_and_a_copy_of_two_streams_wait_for_each_other(self, device: Device) -> None:
+        x, i, seen = ones(device), ones(device), ones(device, 60)
+        device.drain()
+        graph = device.capture("steps", lambda: (step(x, i), i.add_(1)))
+        device.run(lambda: (x.fill_(1), i.fill_(0)))
+        for turn in range(60):
+            graph.launch(device.compute)
+            device.token_out.after(device.compute.record())
+            device.token_out.launch(lambda turn=turn: seen[turn : turn + 1].copy_(x))
+            device.compute.after(device.token_out.record())
+        assert read(device, seen) == [steps(turn + 1) for turn in range(60)]
+
+    def test_a_refused_capture_names_its_line_and_the_device_continues(self, device: Device) -> None:
+        x = ones(device)
+        device.drain()
+        with pytest.raises(CaptureError, match=r"device_contract.py:\d+: host-size"):
+            device.capture("reads", lambda: x.add_(x.sum().item()))
+        with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted"):
+            device.capture("k", boom)
+        graph = device.capture("adds", lambda: x.add_(1))
+        device.run(lambda: x.fill_(1))
+        graph.launch(device.compute)
+        assert read(device, x) == [2]

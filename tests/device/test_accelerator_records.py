@@ -27,6 +27,12 @@ SENTENCE = re.compile(r"[A-Z].*[^.]\.$")
 TYPES = {"rocm": "cuda", "xpu": "xpu", "ascend": "npu", "gaudi": "hpu", "mps": "mps"}
 
 
+def is_here(record: type[AcceleratorDevice]) -> bool:
+    """Return whether torch sees hardware of this record, which the record then opens."""
+    seen = torch.accelerator.current_accelerator()
+    return seen is not None and seen.type == record.torch_type and (seen.type != "cuda" or bool(torch.version.hip))
+
+
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_record_names_its_backend_and_everything_that_it_lacks(name: str) -> None:
     record = ACCELERATORS[name]
@@ -48,13 +54,15 @@ def test_a_record_without_graphs_says_so(name: str) -> None:
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_a_record_is_refused_by_its_name_where_its_backend_is_not(name: str) -> None:
     record = ACCELERATORS[name]
+    if is_here(record):
+        pytest.skip(f"torch sees a device of {name}, which opens")
     with pytest.raises(ConfigError, match=f"device.*({name}|type {record.torch_type})"):
         record.open(0)
 
 
 def test_names_of_torch_that_records_use_exist() -> None:
     assert all(torch.device(kind).type == kind for kind in TYPES.values() if kind != "npu")
-    assert callable(torch.xpu.get_device_name) and not torch.xpu.is_available()
+    assert callable(torch.xpu.get_device_name)
     assert all(callable(getattr(torch.mps, name)) for name in ("recommended_max_memory", "driver_allocated_memory"))
     graphs = hasattr(torch.xpu, "XPUGraph")  # from torch 2.12
     assert ACCELERATORS["xpu"].caps.captures == ACCELERATORS["xpu"].caps.pads == graphs
@@ -131,6 +139,7 @@ def test_gaudi_that_computes_int64_as_int32_is_refused(monkeypatch: pytest.Monke
 
 
 def test_rocm_asks_for_a_torch_and_for_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(ConfigError, match="not built for ROCm"):
         ACCELERATORS["rocm"].open(0)
     monkeypatch.setattr(torch.version, "hip", "7.2")
@@ -176,8 +185,9 @@ def test_gaudi_in_lazy_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"capability eager.*PT_HPU_LAZY_MODE=0"):
         gaudi.GaudiDevice.open(0)
     habana(monkeypatch, lazy=False)
-    with pytest.raises(ConfigError, match="no accelerator of the type hpu"):
-        gaudi.GaudiDevice.open(0)
+    if not is_here(gaudi.GaudiDevice):
+        with pytest.raises(ConfigError, match="no accelerator of the type hpu"):
+            gaudi.GaudiDevice.open(0)
 
 
 def test_factors_of_random_numbers_give_another_product_in_32_bits() -> None:

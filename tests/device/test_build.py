@@ -133,6 +133,8 @@ def test_an_error_of_the_compiler_is_the_reason(
     assert outcome.library is None and "error" in outcome.reason and "nowhere" in outcome.reason
     assert caplog.messages == [f"C++ (plain) is not there, and work on the CPU is slower: {outcome.reason}"]
     assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
+    assert build.module("silent", [source(tmp_path, "int g() { return nothing; }\n")], warns=False) is None
+    assert len(caplog.messages) == 1 and "nothing" in build.outcomes["silent"].reason
 
 
 def refusing(compiler: Path, flag: str) -> None:

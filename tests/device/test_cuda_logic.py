@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,6 +88,7 @@ class FakeCuda:
         self.sleeps = self.synchronized = self.emptied = 0
         self.freed = 2
         self.devices: list[torch.device] = []
+        self.pinned: list[tuple[int, list[torch.device]]] = []
         self.graphs: list[FakeGraph] = []
 
     def check(self) -> None:
@@ -103,6 +106,21 @@ class FakeCuda:
 
     def set_device(self, device: torch.device) -> None:
         self.devices.append(device)
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.devices.append(device)
+        yield
+        self.devices.pop()
+
+    def cudart(self) -> SimpleNamespace:
+        """As much of the runtime as pins memory: for the device that is chosen."""
+
+        def pin(address: int, *_: int) -> int:
+            self.pinned.append((address, self.devices[-1:]))
+            return 0
+
+        return SimpleNamespace(cudaHostRegister=pin, cudaHostUnregister=pin, cudaError=SimpleNamespace(success=0))
 
     def synchronize(self, device: torch.device) -> None:
         self.synchronized += 1
@@ -155,6 +173,16 @@ def test_programs_run_at_once_under_their_stream(device: CudaDevice, fake: FakeC
     assert seen == [(device.token_out.raw, True), (device.compute.raw, True)] and fake.current == []
     assert device.token_out.raw.priority < device.compute.raw.priority < device.bulk_in.raw.priority
     assert device.memory() == (3, 4) and device.torch_device == torch.device("cuda", 0)
+
+
+def test_memory_of_a_peer_is_pinned_for_the_device_though_its_thread_has_chosen_none(
+    device: CudaDevice, fake: FakeCuda
+) -> None:
+    memory = np.zeros(4096, np.uint8)
+    end = device.adopt(memory)
+    assert end is not None
+    end()
+    assert fake.pinned == [(memory.ctypes.data, [device.torch_device])] * 2 and fake.devices == []
 
 
 def test_equal_stream_handles_are_refused(fake: FakeCuda) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from device_contract import Contract, ones, step, steps
+from device_contract import Contract, GraphContract
 from graph_programs import buffers, random_program
 
-from gapless.base.errors import CaptureError, ConfigError, DeviceError
+from gapless.base.errors import ConfigError, DeviceError
 from gapless.device import Device, device_class, open_device
 from gapless.testing import fake
 
@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     torch.accelerator.synchronize()
 
 
-class TestFakeContract(Contract):
+class TestFakeContract(Contract, GraphContract):
     pass
 
 
@@ -50,38 +50,6 @@ def test_a_replay_on_the_fake_equals_the_cpu_s_program_bit_for_bit(device: Devic
             device.drain()
             program(*theirs)
             assert all(torch.equal(one.cpu(), other) for one, other in zip(mine, theirs, strict=True)), turn
-
-
-def test_replays_and_uploads_on_the_fake_keep_their_order(device: Device) -> None:
-    ring = device.ring(slots=3, nbytes=8)
-    x, add = ones(device), ones(device)
-    device.drain()
-    graph = device.capture("k", lambda: x.mul_(3).add_(add).remainder_(1_000_003))
-    device.run(lambda: x.fill_(1))
-    for i in range(60):
-        while (slot := ring.acquire()) is None:
-            pass
-        slot.array.view("int64")[0] = i
-        if i % 5:
-            device.compute.upload(add, slot.tensor.view(torch.int64))
-            graph.launch(device.compute)
-        else:
-            device.compute.launch(step, x, i)
-        ring.retire(slot, device.compute.record())
-    device.drain()
-    assert x.tolist() == [steps(60)]
-
-
-def test_a_capture_on_the_fake_that_reads_is_refused_and_the_device_continues(device: Device) -> None:
-    x = ones(device)
-    device.drain()
-    with pytest.raises(CaptureError, match=r"test_fake_device.py:\d+"):
-        device.capture("reads", lambda: x.add_(x.item()))
-    graph = device.capture("adds", lambda: x.add_(1))
-    device.run(lambda: x.fill_(1))
-    graph.launch(device.compute)
-    device.drain()
-    assert x.tolist() == [2]
 
 
 def test_auto_takes_the_record_of_a_package() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from device_contract import boom, step, steps
+from device_contract import GraphContract, step
 from graph_programs import buffers, random_program
+from harness import capturing_cpu
 from sharpest import sharpest
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,7 @@ from torch_internals import operators
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError, DeviceError
-from gapless.device import CpuDevice, Device, cpu_native
+from gapless.device import CpuDevice, Device
 from gapless.device.record import record
 from gapless.engine import checkers
 from gapless.guard.race import no_race
@@ -30,24 +31,17 @@ from gapless.kernels.linear import TorchLinear
 from gapless.testing.sim import SimDevice
 
 
-def native() -> CpuDevice:
-    device = CpuDevice(threads=1)
-    if not device.caps.captures:
-        device.close()
-        pytest.skip(f"no native streams: {cpu_native.reason()}")
-    return device
-
-
 @pytest.fixture
 def cpu() -> Iterator[CpuDevice]:
-    device = native()
+    device = capturing_cpu()
     yield device
     device.close()
 
 
 @pytest.fixture(params=["cpu", "sim", "sim-lazy"])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    device = native() if request.param == "cpu" else SimDevice(5, mood="lazy" if "lazy" in request.param else None)
+    mood = "lazy" if "lazy" in request.param else None
+    device = capturing_cpu() if request.param == "cpu" else SimDevice(5, mood=mood)
     yield device
     device.close()
 
@@ -103,13 +97,6 @@ def test_a_program_that_cannot_be_captured_is_refused_with_its_line(
     assert X.data_ptr() == before[1]
     X.copy_(before[0])
     device.run(step, torch.ones(1, dtype=torch.int64), 1)  # the device goes on
-
-
-def test_an_error_of_the_program_is_a_refusal_and_poisons_nothing(device: Device) -> None:
-    with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted") as caught:
-        device.capture("k", boom)
-    assert isinstance(caught.value.__cause__, ArithmeticError)
-    device.run(int)
 
 
 def test_a_recorded_run_needs_no_more_memory_than_any_other() -> None:
@@ -264,24 +251,8 @@ def test_an_empty_program_is_captured_and_launched(device: Device) -> None:
 # Streams.
 
 
-def test_replays_uploads_and_programs_keep_their_order(device: Device) -> None:
-    ring = device.ring(slots=3, nbytes=8)
-    x, add = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    scratch = x.clone()
-    graph = device.capture("k", lambda: x.mul_(3).add_(add).remainder_(1_000_003))
-    device.run(lambda: x.copy_(scratch))
-    for i in range(100):
-        while (slot := ring.acquire()) is None:
-            pass
-        slot.array.view("int64")[0] = i
-        if i % 5:
-            device.compute.upload(add, slot.tensor.view(torch.int64))
-            graph.launch(device.compute)
-        else:
-            device.compute.launch(step, x, i)
-        ring.retire(slot, device.compute.record())
-    device.drain()
-    assert x.tolist() == [steps(100)]
+class TestRecordedGraphs(GraphContract):
+    pass
 
 
 def test_graphs_of_two_streams_wait_for_each_other(device: Device) -> None:
@@ -391,7 +362,7 @@ def test_a_device_ends_while_graphs_run_and_wait(cpu: CpuDevice, end: str) -> No
 
 
 def test_a_forgotten_device_is_collected_with_its_graphs() -> None:
-    device = native()
+    device = capturing_cpu()
     _, graph = slow_graph(device)
     graph.launch(device.compute)
     device.compute.record()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from adapter_files import write_adapter
 from other_weights import checkpoint
@@ -9,9 +11,13 @@ from other_weights import checkpoint
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError
+from gapless.engine.adapters import FollowingAdapters
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import AdapterChange
+from gapless.memory.slots import NO_SLOT
 from gapless.model.config import read_model_config, resolve_model_dir
+from gapless.step.adapters import AdapterContents
+from gapless.step.orders import AdapterOrder
 
 pytestmark = pytest.mark.process
 PROMPT = "Question: Mia has 14 pens and buys 7 more. How many pens does Mia have?"
@@ -49,6 +55,12 @@ def played(folder, **options):
 @pytest.mark.parametrize("depth", ("auto", "1"))
 def test_two_ranks_with_adapters_give_the_tokens_of_one(folder, wanted, depth):
     assert played(folder, tensor_parallel_size=2, depth=depth) == wanted
+
+
+def test_adapters_of_the_start_are_read_before_a_following_rank_obeys():
+    """A read pins memory, for which steps on the device would wait."""
+    files = SimpleNamespace(named=lambda: {"one": AdapterContents([], "digest")})
+    FollowingAdapters(files).obey(AdapterOrder("digest", "directory", NO_SLOT))  # what reads is not there
 
 
 async def test_two_ranks_take_adapters_that_are_loaded_replaced_and_unloaded(folder, wanted):

@@ -33,6 +33,12 @@ def test_a_setting_is_refused_by_the_capability_that_the_device_lacks(field, val
         refuse_lacking(EngineConfig(**{field: value}), "other", LESS)
 
 
+def test_devices_are_chosen_by_number_only_where_there_are_some() -> None:
+    refuse_lacking(EngineConfig(device_ids="1"), "cuda", CudaDevice.caps)
+    with pytest.raises(ConfigError, match=r"^device_ids: cpu has no devices to choose from.*leave device_ids out"):
+        refuse_lacking(EngineConfig(device_ids="1"), "cpu", Caps())
+
+
 def test_metal_has_no_fp8() -> None:
     assert [name for name, record in ACCELERATORS.items() if not record.caps.fp8] == ["mps"]
 

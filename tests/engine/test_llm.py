@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -221,6 +222,25 @@ def test_close_lets_go_of_the_core():
     one.close()
     gc.collect()
     assert core_lives() is None
+
+
+FREED = """
+import gc, torch, weakref
+from gapless import LLM
+def large():
+    return {weakref.ref(one) for one in gc.get_objects() if type(one) is torch.Tensor and one.nbytes > 100_000}
+before = large()
+with LLM("demo", device="cpu", kv_cache_memory_bytes=16 << 20) as llm:
+    made = large() - before
+print(len(made) > 10, sum(tensor() is not None for tensor in made))
+"""
+
+
+@pytest.mark.process
+def test_close_frees_the_weights_at_once():
+    """In a process of its own, whose steps no checker holds."""
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True 0\n", done.stderr
 
 
 def test_calls_from_several_threads_give_the_same_tokens():

@@ -152,7 +152,9 @@ class Delivered(MessageBackend):
         self.tracker = Tracker(TOKENIZER, self.abort)
         self.page_events = []
         takes = self.tracker.on_started, self.tracker.on_tokens, self.tracker.fail, None
-        self.sink = Sink(*takes, page_events=self.page_events.append, died=None, broke=None, came_up=list)
+        self.sink = Sink(
+            *takes, page_events=lambda events, _: self.page_events.append(events), died=None, broke=None, came_up=list
+        )
 
     def _post(self, message):
         self.posted.append(message)

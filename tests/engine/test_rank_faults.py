@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,9 +16,12 @@ import pytest
 from waiting import until
 
 from gapless import LLM, ConfigError, EngineDeadError, SamplingParams, StalledError
+from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError
 from gapless.demo import weights_dir
 from gapless.engine import rank_process, ranks
+from gapless.engine.build import build_core
+from gapless.engine.process_backend import ProcessBackend
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
@@ -77,8 +81,11 @@ LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 @pytest.mark.parametrize("place", ["import", "load", "build", "check", "capture"])
 def test_a_rank_killed_in_its_start_ends_the_start_with_its_last_line(faulty, place):
     faulty(f"kill at {place}")
-    with pytest.raises(EngineDeadError, match=f"^rank 1 was killed by SIGKILL; .*: about to kill at {place}$"):
-        engine()
+    config = EngineConfig(tensor_parallel_size=2, max_num_seqs=8, max_model_len=512)
+    said = f"^rank 1 was killed by SIGKILL; .*: about to kill at {place}$"
+    with pytest.raises(EngineDeadError, match=said) as raised:
+        build_core(config)
+    assert raised.value.__cause__ is None, "the first cause is looked for along the chain, which must end"
 
 
 def test_graphs_that_one_rank_refuses_are_dropped_by_all_and_serving_goes_on(faulty):
@@ -105,6 +112,31 @@ def test_a_rank_stopped_in_its_start_is_named(faulty, place):
     faulty(f"stop at {place}")
     with pytest.raises(EngineDeadError, match=r"^rank 1 gave no sign of life for 1\.8 s"):
         engine()
+
+
+async def test_a_stopped_rank_ends_with_a_start_that_is_given_up():
+    backend = ProcessBackend(EngineConfig(tensor_parallel_size=2))
+    start = asyncio.create_task(backend.start(None))
+    async with asyncio.timeout(60):
+        while not (stopped := children(backend.pid)):
+            await asyncio.sleep(0.05)
+        os.kill(stopped[0], signal.SIGSTOP)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        while state(stopped[0]) not in "ZX":
+            await asyncio.sleep(0.05)
+
+
+def children(parent: int | None) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()] if parent else []
+
+
+def state(process: int) -> str:
+    """Return the letter of a process's state, X for one that is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def test_a_rank_that_hangs_in_its_start_is_named(faulty, monkeypatch):

@@ -25,16 +25,8 @@ from examples.demo_model.train import rate_scale, train_step, write_questions
 from gapless.demo import weights_dir
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Shape(vocab=64, width=32, layers=2, heads=4, kv_heads=2, head=16, inner=48)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    # Small products gain nothing from threads, and lose much when the tests run side by side.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,8 @@ from examples.demo_model.head import Head, hidden_of, restore_head
 from examples.demo_model.network import Network, Shape
 from gapless.demo import head_dir, weights_dir
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = Shape(vocab=64, width=32, layers=6, heads=4, kv_heads=2, head=8, inner=48)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def repeats() -> Batch:

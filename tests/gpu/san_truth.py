@@ -32,7 +32,7 @@ from gpu.operator_forms import __file__ as forms_file
 from gpu.operator_forms import forms
 from guard.step_programs import PROGRAMS, Program, marked_lines
 from guard.test_race_waits import NEVER_WAITS, SET_UP, WAITS, names_of_lines
-from guard.test_sync_rules import CASES, Case, World
+from guard.test_sync_rules import CASES, Case, world_on
 from torch._C import DisableTorchFunction
 
 from gapless import guard
@@ -169,14 +169,6 @@ def measured(name: str, rule: str, expected: bool | None, step: Callable[[], Any
     return Truth(name, rule, expected, waited, round(took, 2), lines, sorted({rule for rule, _ in found}), fault)
 
 
-def world() -> World:
-    x = torch.arange(6.0, device="cuda")
-    return World(
-        x, torch.ones(4, 3, device="cuda"), torch.tensor([1, 2], device="cuda"), x > 2, torch.tensor(2, device="cuda"),
-        torch.zeros(6), torch.tensor([1, 2]), torch.zeros(12).pin_memory(), torch.zeros(6).pin_memory(),
-    )  # fmt: skip
-
-
 def catalogue(load: Load) -> list[Truth]:
     """Measure the bad and the good form of every rule of the catalogue."""
     counts: dict[str, int] = {}
@@ -188,7 +180,7 @@ def catalogue(load: Load) -> list[Truth]:
 
 
 def _form(case: Case, name: str, kind: str, load: Load) -> Truth:
-    w, form = world(), case.bad if kind == "bad" else case.good
+    w, form = world_on("cuda", pinned=True), case.bad if kind == "bad" else case.good
     expected = None if case.rule in MAY_WAIT else kind == "bad"
     return found_too(measured(name, case.rule, expected, lambda: form(w), load, form.__code__.co_filename))
 

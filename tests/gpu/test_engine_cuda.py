@@ -1,4 +1,4 @@
-"""The whole engine on CUDA: the depth oracle, no hidden synchronisation, and logits equal to the CPU's."""
+"""The whole engine on CUDA, by both classes of devices: the depth oracle, no hidden syncs, and the CPU's logits."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import torch
 from harness import check_at_rest, checksum_loop, run, script, sizes
 from tiny_models import tiny_config
 
+from gapless import LLM
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import CudaDevice
+from gapless.device import device_class, open_device
 from gapless.engine.wiring import build_core
 
+GENERAL = "accelerator:cuda"
 TINY = tiny_config(
-    vocab_size=512,
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=3,
-    head_dim=32,
-    max_position_embeddings=512,
-    eos_token_id=1,
-)
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3, head_dim=32,
+    max_position_embeddings=512, eos_token_id=1,
+)  # fmt: skip
 
 
 @contextmanager
@@ -41,11 +38,12 @@ def no_sync() -> Iterator[None]:
 
 @pytest.mark.usefixtures("reserved_memory")
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_every_depth_equals_the_direct_computation_and_nothing_synchronises(depth):
-    for seed in range(10):
+@pytest.mark.parametrize("name, seeds", [("cuda", 10), (GENERAL, 6)])
+def test_every_depth_equals_the_direct_computation_and_nothing_synchronises(name, seeds, depth):
+    for seed in range(seeds):
         shape = sizes(seed)
         jobs = script(seed, shape.max_len)
-        device = CudaDevice()
+        device = open_device(name)
         loop = checksum_loop(device, shape, depth)
         device.drain()
         with no_sync():
@@ -56,8 +54,10 @@ def test_every_depth_equals_the_direct_computation_and_nothing_synchronises(dept
         device.close()
 
 
-def generate(directory: str, device: str, depth: str, temperature: float) -> dict[int, list[int]]:
-    core = build_core(EngineConfig(model=directory, load_format="dummy", device=device, depth=depth, max_num_seqs=16))
+def generate(directory: str, device: str, depth: str, temperature: float, **options) -> tuple[dict, int]:
+    """Return the tokens of some requests, and how many steps were replays."""
+    config = EngineConfig(model=directory, load_format="dummy", device=device, depth=depth, max_num_seqs=16, **options)
+    core = build_core(config)
     rng = np.random.default_rng(0)
     tokens: dict[int, list[int]] = {}
     for key in range(12):
@@ -69,17 +69,44 @@ def generate(directory: str, device: str, depth: str, temperature: float) -> dic
         for settled in core.step()[1]:
             for key, token, _ in settled.entries():
                 tokens[key].append(token)
+    replays = core.stats().steps.graph_steps
     core.close()
-    return tokens
+    return tokens, replays
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_cuda_gives_the_same_tokens_at_every_depth_and_those_of_the_cpu(tmp_path, temperature):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     torch.backends.cuda.matmul.allow_tf32 = False
-    reference = generate(str(tmp_path), "cpu", "1", temperature)
+    reference, _ = generate(str(tmp_path), "cpu", "1", temperature)
     for depth in ("1", "2", "4", "8", "auto"):
-        assert generate(str(tmp_path), "cuda", depth, temperature) == reference
+        assert generate(str(tmp_path), "cuda", depth, temperature)[0] == reference
+
+
+@pytest.mark.usefixtures("reserved_memory")
+@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_general_class_gives_the_tokens_of_cuda_device_at_every_depth(tmp_path, temperature, eager):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    options = {"temperature": temperature, "enforce_eager": eager, "kv_cache_memory_bytes": 64 << 20}
+    reference, _ = generate(str(tmp_path), "cuda", "1", **options)
+    assert sum(map(len, reference.values())) > 200
+    captures = device_class(GENERAL).caps.captures and not eager
+    for depth in ("1", "4", "auto"):
+        tokens, replays = generate(str(tmp_path), GENERAL, depth, **options)
+        assert tokens == reference, f"depth {depth}"
+        assert (replays > 10) == captures, f"depth {depth}: {replays} replays"
+
+
+def test_the_embedded_model_gives_the_same_text_by_both_classes():
+    params = [SamplingParams(temperature=t, seed=7, max_tokens=32, ignore_eos=True) for t in (0.0, 0.0, 0.9)]
+    prompts = ["Once upon a time", "Mia has 14 pens", "The city is"]
+    found = []
+    for name in ("cuda", GENERAL):
+        with LLM("demo", device=name, dtype="float32", max_model_len=256, kv_cache_memory_bytes=64 << 20) as llm:
+            found.append([list(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("asks", [{"top_p": 0.9}, {"logprobs": 20, "top_p": 0.9}], ids=["top-p", "logprobs"])

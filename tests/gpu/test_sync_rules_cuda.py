@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from guard.test_sync_rules import CASES, Case, World, names
+from guard.test_sync_rules import CASES, Case, names, world_on
 
 from gapless import guard
 
@@ -26,11 +26,7 @@ REAL = [case for case in CASES if case.rule not in ONLY_OURS and place(case) not
 
 @pytest.fixture
 def world():
-    x = torch.arange(6.0, device="cuda")
-    return World(
-        x, torch.ones(4, 3, device="cuda"), torch.tensor([1, 2], device="cuda"), x > 2, torch.tensor(2, device="cuda"),
-        torch.zeros(6), torch.tensor([1, 2]), torch.zeros(12).pin_memory(), torch.zeros(6).pin_memory(),
-    )  # fmt: skip
+    return world_on("cuda", pinned=True)
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ SLOTS, STEPS = 2, 6
 def double_buffered(device, checker, *, wait: bool) -> None:
     """Staging in, compute, tokens out: two slots each, used again behind their fences, if `wait`."""
     staging, outputs = device.ring(SLOTS, 32), device.ring(SLOTS, 32)
-    words, tokens = torch.zeros(SLOTS, 8), torch.zeros(SLOTS, 8)
+    words, tokens = (torch.zeros(SLOTS, 8, device=device.torch_device) for _ in range(2))
+    device.drain()
     for name, what in {"staging": staging, "outputs": outputs, "words": words, "tokens": tokens}.items():
         checker.register(name, what)
 
@@ -61,6 +62,7 @@ def test_double_buffering_is_silent_with_its_fences_and_caught_without(kind):
         device.close()
         assert right.races == [], f"run {run}"
         assert {race.buffer.split("[")[0] for race in wrong.races} == {"staging", "tokens"}, f"run {run}"
+        assert all("stream compute" in race.missing or "stream token_out" in race.missing for race in wrong.races)
 
 
 def fault(mode="record", **options):

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from harness import capturing_cpu
 from torch_internals import all_schemas, operators, without_modes
 
 from gapless.base import observe
-from gapless.device import CpuDevice, Device, cpu_native
+from gapless.device import Device
 from gapless.device.schemas import OperatorSchema
 from gapless.guard.race import no_race
 from gapless.guard.race_checker import RaceChecker
@@ -52,11 +53,7 @@ class Declaring:
 
 def open_device(kind: str, seed: int) -> Device:
     if kind == "cpu":
-        device = CpuDevice(threads=1)
-        if not device.caps.captures:
-            device.close()
-            pytest.skip(f"no native streams: {cpu_native.reason()}")
-        return device
+        return capturing_cpu()
     return SimDevice(seed) if kind == "sim" else Declaring(SimDevice(seed))
 
 

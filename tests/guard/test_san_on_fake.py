@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from fake_accelerator import child_environment
 from test_kinds import HERE, header, marked
 
 from gapless import guard
@@ -255,30 +256,45 @@ def test_the_table_has_calls_of_both_kinds():
 
 
 PROGRAM = """
+import multiprocessing
 import torch
-torch.fake.delays(3)
-x, pinned = torch.ones(4, device="fake"), torch.zeros(4, pin_memory=True)
-pinned.copy_(x, non_blocking=True)
-done = torch.accelerator.current_stream().record_event()
-print(x.sum().item())
-done.synchronize()
-print(pinned.tolist())
+
+def child():
+    print(torch.ones(2, device="fake").sum().item(), flush=True)
+
+if __name__ == "__main__":
+    torch.fake.delays(3)
+    x, pinned = torch.ones(4, device="fake"), torch.zeros(4, pin_memory=True)
+    pinned.copy_(x, non_blocking=True)
+    done = torch.accelerator.current_stream().record_event()
+    print(x.sum().item(), flush=True)
+    done.synchronize()
+    print(pinned.tolist(), flush=True)
+    other = multiprocessing.get_context("spawn").Process(target=child)
+    other.start()
+    other.join()
 """
 
 
 @pytest.mark.process
-def test_san_runs_a_program_on_the_fake_in_a_process_of_its_own(tmp_path):
+def test_san_runs_a_program_on_the_fake_and_its_children_in_processes_of_their_own(tmp_path):
     program, out = tmp_path / "program.py", tmp_path / "report.json"
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "gapless.cli.main", "san", "--device", "fake", "--json", str(out), "--"]
     done = subprocess.run(
-        [*command, "python", str(program)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [*command, "python", str(program)], cwd=tmp_path, env=child_environment(PYTHONPATH=os.pathsep.join(sys.path)),
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     report = json.loads(out.read_text())
     found = {(one["line"], one["rule"]) for one in report["findings"]}
-    assert (done.returncode, found) == (1, {(7, "host-size"), (8, "event-wait")}), done.stderr
-    assert done.stdout == "4.0\n[1.0, 1.0, 1.0, 1.0]\n" and report["watched"]["device_tensors"]
+    assert (done.returncode, found) == (1, {(6, "host-size"), (13, "host-size"), (14, "event-wait")}), done.stderr
+    assert done.stdout == "4.0\n[1.0, 1.0, 1.0, 1.0]\n2.0\n" and report["watched"]["device_tensors"]
+
+
+def test_san_emulates_no_cuda_where_torch_has_an_accelerator(san_source):
+    named = "import torch\nx = torch.ones(2, device='cuda' if torch.cuda.is_available() else 'fake')\nx.tolist()\n"
+    _, report, out = san_source(named)
+    assert "it is emulated" not in out.err and [one["line"] for one in report["findings"]] == [3], out.err
 
 
 TESTS = """
@@ -318,7 +334,7 @@ def test_pytest_watches_the_fake_and_children_if_it_is_named_and_refuses_it_besi
     (tmp_path / "child.py").write_text(CHILD)
     (tmp_path / "work.py").write_text("def reads(x):\n    return x.tolist()\n")
     command = [sys.executable, "-m", "pytest", "-p", "gapless.guard.pytest_plugin", "-p", "no:cacheprovider", "-q"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = child_environment(PYTHONPATH=os.pathsep.join(sys.path), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     for name in ("CI", "PYTEST_XDIST_WORKER"):
         env.pop(name, None)
     found = []

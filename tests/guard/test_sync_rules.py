@@ -47,13 +47,16 @@ class World(NamedTuple):
     """float [6], pinned"""
 
 
+def world_on(device: str, pinned: bool) -> World:
+    x, index, host = torch.arange(6.0, device=device), torch.tensor([1, 2]), torch.zeros(6)
+    ring, back = (torch.zeros(size, pin_memory=pinned) for size in (12, 6))
+    on_device = (torch.ones(4, 3), index, x > 2, torch.tensor(2))
+    return World(x, *(tensor.to(device, copy=True) for tensor in on_device), host, index, ring, back)
+
+
 @pytest.fixture
 def world():
-    x = torch.arange(6.0)
-    w = World(
-        x, torch.ones(4, 3), torch.tensor([1, 2]), x > 2, torch.tensor(2), torch.zeros(6), torch.tensor([1, 2]),
-        torch.zeros(12), torch.zeros(6),
-    )  # fmt: skip
+    w = world_on("cpu", pinned=False)
     guard.device_tensor([w.x, w.grid, w.index, w.mask, w.count])
     guard.pinned_tensor([w.ring, w.back])
     return w

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -50,15 +50,15 @@ class Outage(NamedTuple):
         return reply.began < self.ended and reply.ended > self.began
 
 
-def questions(count: int = 12, length: int = 40, least: int = 8) -> list[Question]:
-    """Prompts of some hundred tokens, or of `length` sums, with the answers of a plain engine that nothing
-    interrupts: `least` tokens and more."""
+def questions(count: int = 12, length: int = 40, least: int = 8, **options: Any) -> list[Question]:
+    """Prompts of some hundred tokens, or of `length` sums, with the answers of an engine that nothing interrupts, a
+    plain one or one with these options: `least` tokens and more."""
     prompts = [
         " ".join(f"{number + place} + {place} = {number + 2 * place}." for place in range(length))
         for number in range(0, 10 * count, 10)
     ]
     tokens = [least + 4 * place for place in range(count)]
-    with LLM("demo", batch_invariant=True) as llm:
+    with LLM(**{"model": "demo", "batch_invariant": True, **options}) as llm:
         answers = llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=most) for most in tokens])
     ends = [answer.outputs[0] for answer in answers]
     return [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,8 +49,12 @@ def holdings(pid: int) -> Holdings:
 
 def children(pid: int) -> list[int]:
     """Return the processes that this one has started and that have not ended."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [child for child in map(int, found) if alive(child)]
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            found += [int(stat.parent.name)] if int(parent) == pid and state != "Z" else []
+    return sorted(found)
 
 
 def words_of(pid: int) -> list[str]:

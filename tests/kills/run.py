@@ -22,11 +22,11 @@ from kills.holdings import Ward
 from kills.pair import PARTS, SIDES, Pair, kill_router, kill_side
 from kills.ranks import RANKS, Ranked, kill_rank
 from kills.stores import DURABLE, Tiered, found_again, kill_store, start
-from kills.streams import HEAD, BothSides, OneDevice, TwoRanks, of_streams
+from kills.streams import HEAD, BothSides, OneDevice, RankStreams, of_streams
 from tier_servers import lmcache_server, redis_server
 
 STORES = {"redis": lambda folder: redis_server(folder, *DURABLE), "lmcache": lmcache_server}
-STREAMS = {"streams": OneDevice, "pair streams": BothSides, "rank streams": TwoRanks}
+STREAMS = {"streams": OneDevice, "pair streams": BothSides, "rank streams": RankStreams}
 """Targets that keep many streams open, and what is killed under them"""
 TARGETS = (*SIDES.values(), "router", "ranks", *STORES, *STREAMS)
 WARM = 60

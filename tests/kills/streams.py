@@ -10,14 +10,17 @@ import re
 import signal
 import threading
 import time
+import urllib.error
 from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kills.clients import Question
-from kills.holdings import children, settled
+from kills.holdings import children, settled, words_of
 from kills.pair import SIDES, Pair
 from served import Server
+
+from gapless.engine.rank_process import FOLLOWER
 
 FLAGS = ("demo", "--batch-invariant", "--max-num-seqs", "256", "--disable-uvicorn-access-log")
 PAIR_FLAGS = (*FLAGS, "--pd", "1p1d", "--kv-tier", "host:128MiB", "--kv-tier", "peer:128MiB")
@@ -42,12 +45,19 @@ class OneDevice(Server):
 
     flags = FLAGS
 
-    def __init__(self) -> None:
-        super().__init__(*self.flags)
+    def __init__(self, *flags: str) -> None:
+        super().__init__(*(flags or self.flags))
 
     def engine(self, turn: int) -> int | None:
         """Return the process to kill in this turn, if it is there: the engine's."""
         return next(iter(children(self.process.pid)), None)
+
+    def up(self) -> bool:
+        """Return whether an engine is ready."""
+        try:
+            return bool(self.get("/health")) or True
+        except urllib.error.HTTPError:
+            return False
 
     def page(self) -> str:
         return self.get("/metrics")
@@ -57,14 +67,19 @@ class OneDevice(Server):
         self.stop()
 
 
-class TwoRanks(OneDevice):
-    """A server whose engine has two ranks, which are killed in turns."""
+class RankStreams(OneDevice):
+    """A server whose engine has `world` ranks, which are killed in turns."""
 
     flags = (*FLAGS, "--tensor-parallel-size", "2")
 
+    def __init__(self, world: int = 2, *flags: str) -> None:
+        self.world = world
+        super().__init__(*flags)
+
     def engine(self, turn: int) -> int | None:
         leader = super().engine(turn)
-        return leader if leader is None or turn % 2 == 0 else next(iter(children(leader)), None)
+        followers = [pid for pid in children(leader) if FOLLOWER in words_of(pid)] if leader else []
+        return ([leader, *followers] + [None] * self.world)[turn % self.world]
 
 
 class BothSides(Pair):
@@ -189,6 +204,8 @@ class Survived(NamedTuple):
     """Requests that were answered with 503 while there was no engine"""
     longest: float
     """[s] Longest pause within a stream"""
+    ready: list[float]
+    """[s] From each kill until another engine is ready"""
     resumed: dict[str, float]
     faults: list[str]
 
@@ -196,13 +213,13 @@ class Survived(NamedTuple):
         resumed = ", ".join(f"{outcome} {count:.0f}" for outcome, count in self.resumed.items())
         return (
             f"| {self.name} | {self.kills} | {self.streams} | {self.open_at_kills:.0f} | {len(self.faults)} "
-            f"| {self.refused} | {self.longest:.1f} s | {resumed} |"
+            f"| {self.refused} | {self.longest:.1f} s | {max(self.ready):.1f} s | {resumed} |"
         )
 
 
 HEAD = (
-    "| engine of | kills | streams | open at a kill | failed | 503 meanwhile | longest pause | resumed |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---|"
+    "| engine of | kills | streams | open at a kill | failed | 503 meanwhile | longest pause | ready | resumed |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---:|---|"
 )
 
 
@@ -210,7 +227,7 @@ def of_streams(
     name: str, server: OneDevice | BothSides, rounds: int, asked: Sequence[Question], count: int, seed: int
 ) -> Survived:
     """Kill an engine under `count` open streams, once they are all open and none has met the kill before."""
-    rng, open_at_kills = random.Random(seed), list[float]()
+    rng, open_at_kills, ready = random.Random(seed), list[float](), list[float]()
     streams = OpenStreams(server.base, asked, count, seed)
     try:
         for turn in range(rounds):
@@ -218,10 +235,13 @@ def of_streams(
             time.sleep(rng.uniform(0, 1))
             victim, now_open = server.engine(turn), _open(server)
             assert victim is not None
+            began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             open_at_kills.append(now_open)
             gone = (victim, None)
             settled(lambda turn=turn, gone=gone: server.engine(turn) in gone, False, "another engine", BACK_SECONDS)
+            settled(server.up, True, "another engine that is ready", BACK_SECONDS)
+            ready.append(time.monotonic() - began)
             streams.since(time.monotonic())
             ended, failed = len(streams.ended), len(streams.faults)
             deaths = [line.strip() for line in server.lines if "the engine died" in line]
@@ -233,7 +253,7 @@ def of_streams(
     longest = max(stream.pause for stream in streams.ended)
     resumed = {outcome: float(number) for outcome, number in found}
     mean = sum(open_at_kills) / rounds
-    return Survived(name, rounds, len(streams.ended), mean, streams.refused, longest, resumed, streams.faults)
+    return Survived(name, rounds, len(streams.ended), mean, streams.refused, longest, ready, resumed, streams.faults)
 
 
 def _open(server: OneDevice | BothSides) -> float:

@@ -12,7 +12,7 @@ from kills.clients import Clients, Outage, Question, Reply, fault_of, questions
 from kills.holdings import PINNED, SLACK, Holdings, Ward, busy_series
 from kills.ranks import RANKS, Ranked, kill_rank
 from kills.stores import DURABLE, Tiered, keys_of, kill_store, start
-from kills.streams import BothSides, OneDevice, TwoRanks, of_streams
+from kills.streams import BothSides, OneDevice, RankStreams, of_streams
 from sharpest import sharpest
 from tier_rig import setup_of, stored
 from tier_servers import redis_server
@@ -58,7 +58,7 @@ def test_a_rank_killed_under_load_is_named_and_no_answer_is_wrong():
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("server", "count"), sharpest([(OneDevice, 60), (TwoRanks, 40), (BothSides, 40)], mark="seeds")
+    ("server", "count"), sharpest([(OneDevice, 60), (RankStreams, 40), (BothSides, 40)], mark="seeds")
 )
 def test_engines_killed_under_open_streams_cost_none_of_them(server, count):
     found = of_streams("engine", server(), 2, questions(6, length=20, least=16), count, 1)

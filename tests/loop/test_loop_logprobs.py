@@ -29,13 +29,6 @@ from gapless.testing.sim import SimDevice
 DEPTHS = (1, 2, 4, 8)
 
 
-class Everywhere(Varied):
-    """The same logits wherever the tensors lie, with fewer values, so that many are equal."""
-
-    def logits(self, hidden):
-        return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
-
-
 class Kept:
     """What a loop has said of each request, in order, as plain numbers."""
 
@@ -95,7 +88,7 @@ def test_every_position_has_its_log_probability_once_at_any_depth(seed):
     for depth in DEPTHS:
         jobs = scored_jobs(seed)
         device = SimDevice(seed + depth, maps_host=seed % 2 == 0)
-        loop = loop_of(device, Everywhere(VOCAB, 48), sizes(seed), depth, prefix_caching=seed % 4 != 3)
+        loop = loop_of(device, Varied(VOCAB, 48), sizes(seed), depth, prefix_caching=seed % 4 != 3)
         kept = Kept(loop)
         run(loop, jobs)
         check_at_rest(loop)
@@ -121,7 +114,7 @@ def narrow(job, lines):
 
 def test_scores_on_threads_are_those_of_the_simulator():
     jobs, device = scored_jobs(3), CpuDevice(threads=1)
-    loop = loop_of(device, Everywhere(VOCAB, 48), sizes(3), None)
+    loop = loop_of(device, Varied(VOCAB, 48), sizes(3), None)
     kept = Kept(loop)
     run(loop, jobs)
     for job in jobs:
@@ -133,7 +126,7 @@ def test_tokens_do_not_depend_on_who_asks():
     for depth in (1, 4):
         plain, asking = sampling_jobs(0), scored_jobs(0)
         for jobs in (plain, asking):
-            run(loop_of(SimDevice(depth), Everywhere(VOCAB, 48), sizes(0), depth), jobs)
+            run(loop_of(SimDevice(depth), Varied(VOCAB, 48), sizes(0), depth), jobs)
         assert [job.tokens for job in plain if job.flag != -1] == [job.tokens for job in asking if job.flag != -1]
 
 
@@ -158,7 +151,7 @@ def finish(loop, *jobs):
 def preempting(depth, monkeypatch=None):
     """A long prompt that is preempted while it runs, for the sake of an older request that grows."""
     shape = Sizes(rows=2, max_len=40, pages=12, page_size=4, step_tokens=3, queue=8)
-    loop = loop_of(SimDevice(depth), Everywhere(VOCAB, 48), shape, depth)
+    loop = loop_of(SimDevice(depth), Varied(VOCAB, 48), shape, depth)
     old = asks(0, range(2), new=38, prompt_logprobs=None)
     young = asks(1, range(30, 58), new=4, arrives=6)
     return loop, old, young
@@ -191,7 +184,7 @@ def test_without_the_rule_against_repeats_positions_come_twice(monkeypatch):
 
 
 def test_a_scored_prompt_takes_nothing_from_the_prefix_index_and_gives_to_it():
-    loop = loop_of(SimDevice(1), Everywhere(VOCAB, 48), SHAPE, 4)
+    loop = loop_of(SimDevice(1), Varied(VOCAB, 48), SHAPE, 4)
     prompt = list(range(14))
     first = finish(loop, asks(0, prompt, prompt_logprobs=None))
     assert loop.counters.prefix_hits == 0
@@ -208,7 +201,7 @@ def test_a_scored_prompt_takes_nothing_from_the_prefix_index_and_gives_to_it():
 
 def test_once_its_prompt_is_scored_a_preempted_request_may_use_the_index_again():
     shape = Sizes(rows=2, max_len=40, pages=12, page_size=4, step_tokens=8, queue=8)
-    loop = loop_of(SimDevice(3), Everywhere(VOCAB, 48), shape, 2)
+    loop = loop_of(SimDevice(3), Varied(VOCAB, 48), shape, 2)
     old, young = asks(0, range(2), new=38, prompt_logprobs=None), asks(1, range(30, 46), new=20)
     finish(loop, old, young)
     assert loop.planner.preemptions and loop.counters.prefix_hits
@@ -217,7 +210,7 @@ def test_once_its_prompt_is_scored_a_preempted_request_may_use_the_index_again()
 # What is not finite, what came too late, and what nobody asked for.
 
 
-class PoorPrompt(Everywhere):
+class PoorPrompt(Varied):
     """NaN at the places of one token, and nowhere behind it: its KV is good."""
 
     def __init__(self):
@@ -253,7 +246,7 @@ def test_a_prompt_with_logits_that_are_not_finite_fails_and_says_nothing(depth, 
 
 
 def test_lines_of_an_aborted_request_are_nobodys():
-    loop = loop_of(SimDevice(6, mood="lazy"), Everywhere(VOCAB, 48), SHAPE, 8)
+    loop = loop_of(SimDevice(6, mood="lazy"), Varied(VOCAB, 48), SHAPE, 8)
     first, second = asks(0, range(14), new=20), asks(1, range(20, 34), new=20)
     kept = Kept(loop)
     loop.submit(first.request)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import loops_under_guard
 import pytest
 import torch
+from harness import capturing_cpu
 from loops_under_guard import loops_under_no_race
 from oracles import ASKING
 from tapes_under_no_race import ReportingTape, reports
 
 from gapless.base import observe
 from gapless.base.errors import DeviceError
-from gapless.device import CpuDevice
 from gapless.device.record import Call, Place, Tape, TapeGraph
 from gapless.guard.race import no_race
 from gapless.guard.race_shadow import Ranges, Rows
@@ -60,10 +60,7 @@ def test_a_tape_reports_what_the_mode_sees(seed, accesses, guarded_steps, monkey
 @pytest.mark.parametrize("orders", [True, False])
 @pytest.mark.parametrize("kind", ["sim", "cpu"])
 def test_a_race_beside_a_reporting_tape_is_found(kind, orders):
-    device = SimDevice(1) if kind == "sim" else CpuDevice(threads=1)
-    if not device.caps.captures:
-        device.close()
-        pytest.skip("no native streams")
+    device = SimDevice(1) if kind == "sim" else capturing_cpu()
     table, rows = torch.zeros(8, 4), torch.tensor([2, 5])
     with no_race("record") as checker, observe.listening(reports):
         checker.register("table", table, "rows")

@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, capture_all, checksum_loop, request, run, script, sizes
+from harness import VOCAB, Job, capture_all, capturing_cpu, checksum_loop, request, run, script, sizes
 from sharpest import sharpest
 from torch_internals import take_back
 
@@ -328,10 +328,7 @@ def test_a_slow_capture_is_the_cause_of_the_idle_time_that_it_makes(depth):
 
 
 def test_a_slow_capture_on_a_processor_is_a_capture():
-    device = CpuDevice(threads=1)
-    if not device.caps.captures:
-        device.close()
-        pytest.skip("no native streams")
+    device = capturing_cpu()
     loop = checksum_loop(device, SHAPE, 2, patience=2)
     captures_take(loop, lambda: time.sleep(0.1))
     loop.log.forget()

@@ -95,11 +95,6 @@ FORMATS = sharpest(sorted(CASES, key=lambda case: case.name not in SHARP), len(S
 DENSE_NAMES = ("gpt2", "cohere-biased", "phi3-part", "olmo3", "llama-biased", "qwen3", "gpt2-wide", "gemma2-biased")
 
 
-def heads_of(weight, many):
-    """Rows by heads."""
-    return weight.view(many, -1, *weight.shape[1:])
-
-
 def cut_of(config, whole, rank, world):
     """The tensors of a rank's share of a layer, cut here from one rank's parameters by the rule of heads alone."""
     at, hidden = config.spec.layer.attention, config.spec.hidden_size

@@ -15,7 +15,7 @@ def server():
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server):
     with server.client() as client:
         yield client

@@ -1,6 +1,5 @@
 """Adapters over HTTP: they are models of the list, with a parent, and a request names one as its model."""
 
-import httpx
 import pytest
 from server_harness import MODEL, error_of, events, listening_core, serving
 
@@ -20,12 +19,6 @@ def core():
 def server():
     with serving(core=core, engine=EngineConfig(lora_modules=("tidy=/a", "terse=/b"))) as running:
         yield running
-
-
-@pytest.fixture
-def client(server) -> httpx.Client:
-    with server.client() as client:
-        yield client
 
 
 def test_adapters_are_listed_with_their_parent(client):

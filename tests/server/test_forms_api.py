@@ -29,12 +29,6 @@ def server():
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
-
-
 def schema_format(schema, **more):
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **more}}
 

@@ -50,12 +50,6 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def chat(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
 from gapless.server.config import ServerConfig
-from gapless.server.kv_events import KvEventPublisher, kv_events
+from gapless.server.kv_events import KvEventPublisher, counts_of, kv_events
 from gapless.server.kv_events_config import KvEventsConfig, listens
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/kv-events.md"
@@ -215,12 +216,39 @@ def test_bad_settings_are_refused_by_name(text, message):
 def test_nothing_is_published_unless_it_is_asked_for_and_nothing_listens_beyond_this_machine_by_itself():
     assert KvEventsConfig().endpoint == "tcp://127.0.0.1:5557" and KvEventsConfig().replay_endpoint is None
     for text in (None, "{}", '{"enable_kv_cache_events": true, "publisher": "null"}'):
-        with kv_events(text, EngineConfig()) as publisher:
-            assert publisher is None
+        with kv_events(text, EngineConfig()) as publishers:
+            assert not publishers
     here = ["tcp://*:1", "tcp://0.0.0.0:1", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", "ipc:///a"]
     assert all(map(listens, here)) and not any(
         map(listens, ["tcp://10.0.0.1:1", "tcp://router:1", "tcp://[fe80::1]:1"])
     )
+
+
+def test_each_of_several_engines_has_a_port_of_its_own():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {"enable_kv_cache_events": True, "endpoint": f"tcp://127.0.0.1:{port}"}
+    config = KvEventsConfig.parse(json.dumps(given | {"replay_endpoint": "tcp://*:7000"})).of_engine(2)
+    assert (config.endpoint, config.replay_endpoint) == (f"tcp://127.0.0.1:{port + 2}", "tcp://*:7002")
+    with kv_events(json.dumps(given), EngineConfig(data_parallel_size=2)) as publishers:
+        for number, publisher in enumerate(publishers):
+            clients = Clients(f"tcp://127.0.0.1:{port + number}", None)
+            subscriber = clients.subscriber("")
+            connected(publisher, subscriber)
+            publisher.publish([stored(number)])
+            batches = [decode(receive(subscriber, 1)[0][2])]
+            while not isinstance(batches[-1].events[0], BlockStored):
+                batches.append(decode(receive(subscriber, 1)[0][2]))
+            assert {batch.data_parallel_rank for batch in batches} == {number}
+            clients.close()
+        outcomes, _ = counts_of(publishers)
+        assert outcomes["sent"] == sum(publisher.counts()[0]["sent"] for publisher in publishers) > 2
+    for endpoint in ("ipc:///a", "tcp://*:65535"):
+        with pytest.raises(
+            ConfigError, match=r"kv_events_config\.endpoint of several engines must be tcp://ADDRESS:PORT"
+        ):
+            KvEventsConfig(endpoint=endpoint).of_engine(1)
 
 
 def test_a_start_names_the_missing_package_and_the_endpoint_it_cannot_use(tmp_path, monkeypatch):

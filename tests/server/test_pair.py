@@ -1,5 +1,6 @@
 """`serve --pd 1p1d`: a pair of servers answers as one, with the prefiller and without it."""
 
+import asyncio
 import json
 import os
 import random
@@ -9,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from kills.clients import Clients, Outage, questions
 from kills.holdings import Ward, alive, settled
 from kills.pair import ANSWERS, Pair, kill, kill_side
 
+from gapless.base.config import EngineConfig
 from gapless.server.folders import FOLDER_PREFIX, own_folder
+from gapless.server.pair import devices_of, seen_devices
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("pair")]  # they are killed at the end
 
@@ -35,6 +39,29 @@ def answer(client, request):
     reply = client.post("/v1/completions", json=request)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "seen", "prefiller", "decoder"),
+    [
+        ({}, {}, 0, "", ""),
+        ({}, {}, 1, "", ""),
+        ({}, {}, 2, "", "1"),
+        ({"device_ids": "1"}, {}, 2, "", ""),
+        ({"tensor_parallel_size": 2}, {}, 0, "", ""),
+        ({"tensor_parallel_size": 2}, {}, 2, "", "2,3"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "5,3"}, 2, "CUDA_VISIBLE_DEVICES=5", "CUDA_VISIBLE_DEVICES=3"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "5"}, 1, "", ""),
+    ],
+)
+def test_each_side_gets_devices_of_its_own_if_there_are_enough(options, env, seen, prefiller, decoder):
+    for side, wanted in enumerate((prefiller, decoder)):
+        flags, own = devices_of(side, EngineConfig(**options), env, seen)
+        assert (*flags[1:], *(f"{name}={value}" for name, value in own.items())) == ((wanted,) if wanted else ())
+
+
+def test_devices_are_counted_by_another_process():
+    assert asyncio.run(seen_devices()) == torch.accelerator.device_count()
 
 
 def test_the_answer_is_that_of_one_server_and_its_prompt_was_not_computed_twice(pair):

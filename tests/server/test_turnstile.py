@@ -123,9 +123,9 @@ def opened_in(server):
     server.state.turnstile = Turnstile(lambda: 0.0)
     turns, opened, submit = server.run(Turns), [], server.llm.backend.submit
 
-    def noted(request):
+    def noted(request, engine=None):
         opened.append(turns.count)
-        submit(request)
+        submit(request, engine)
 
     server.llm.backend.submit = noted
     return turns, opened

@@ -1,6 +1,5 @@
 """New weights over HTTP: for operators, from below one directory, with one answer when they are in use."""
 
-import httpx
 import pytest
 from server_harness import error_of, fake_core, serving
 
@@ -36,12 +35,6 @@ def folder(tmp_path_factory):
 def server(folder):
     with serving(core=core, engine=EngineConfig(weights_dir=str(folder / "here"))) as running:
         yield running
-
-
-@pytest.fixture
-def client(server) -> httpx.Client:
-    with server.client() as client:
-        yield client
 
 
 def test_weights_are_loaded_as_sglang_spells_it(client, server, folder):

@@ -6,19 +6,17 @@ import functools
 
 import numpy as np
 import pytest
-import torch
-from harness import VOCAB, Job, capture_all, checksum_loop, run
+from direct import Varied
+from harness import VOCAB, Job, capture_all, capturing_cpu, checksum_loop, run
 from sharpest import sharpest
 from step_harness import request
 
-from gapless.device import CpuDevice, cpu_native
 from gapless.kernels import native
 from gapless.loop.spec import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.step.keys import ForwardKey
 from gapless.step.listing import Lanes, filled
-from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
 
 ASKS = {
@@ -33,21 +31,10 @@ ASKS = {
 }
 
 
-class Varied(ChecksumModel):
-    """Logits that leave something to choose."""
-
-    def logits(self, hidden):
-        return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
-
-
 def device_of(kind):
     if kind != "cpu":
         return SimDevice(1, "eager", maps_host=kind == "mapped")
-    device = CpuDevice(threads=1)
-    if not device.caps.captures:
-        device.close()
-        pytest.skip(f"no native streams: {cpu_native.reason()}")
-    return device
+    return capturing_cpu()
 
 
 def batch(rows, asks):

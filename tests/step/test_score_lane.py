@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from direct import Varied
 from step_harness import Bench, request, rows_in
 from test_capture_ready import recorded
 
@@ -86,20 +87,13 @@ def test_pieces_cover_every_row_within_the_bound(count, vocab, monkeypatch):
 # Through the step program.
 
 
-class Varied(ChecksumModel):
-    """Logits that differ, still a hash of every entry that may be read."""
-
-    def logits(self, hidden):
-        return (hidden * torch.arange(1, self.vocab_size + 1, device=hidden.device) % 101).float() / 16
-
-
 def varied_logits(tokens):
     fold = ChecksumModel(VOCAB, 64)
     bench = Bench(fold, max_len=64)
-    bench.model.logits = lambda hidden: (kept.append(hidden.clone()), Varied.logits(fold, hidden))[1]
+    bench.model.logits = lambda hidden: (kept.append(hidden.clone()), Varied.scores(fold, hidden))[1]
     kept = []
     bench.admit(request(tokens=tokens, temperature=0.0, max_len=60))
-    return Varied.logits(fold, kept[-1])[0]
+    return Varied.scores(fold, kept[-1])[0]
 
 
 def check(line, tokens, position, width):

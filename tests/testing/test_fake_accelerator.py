@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_accelerator import child_environment
 from torch import Tensor
 
-from gapless.device import compiling
 from gapless.testing import fake
 
 pytestmark = pytest.mark.fake
-if compiling.compiler() is None:
-    pytest.skip("there is no C++ compiler", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
@@ -425,10 +423,21 @@ def test_a_custom_operator_that_only_writes_runs_on_the_stream() -> None:
 
     library.impl("double_", double, "CPU")
     x, y = torch.zeros(4, device="fake"), torch.ones(4, device="fake")
+    fake.hold(True)
     torch.ops.fake_accelerator_test.double_(x, y)
+    done = torch.Event("fake")
+    done.record()
+    assert not done.query(), "the launch waited"
+    fake.hold(False)
     assert x.tolist() == [2] * 4
     with pytest.raises(NotImplementedError, match="fake_accelerator_test::nowhere"):
         torch.ops.fake_accelerator_test.nowhere(x)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=120, check=False)
 
 
 EXITS = {
@@ -442,7 +451,7 @@ EXITS = {
 @pytest.mark.parametrize("name", EXITS)
 def test_a_process_ends_cleanly_with_work_in_its_queues(name: str) -> None:
     program = f"import torch; from gapless.testing import fake; fake.load(); {EXITS[name]}; print('end')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
@@ -452,8 +461,7 @@ def test_the_device_has_no_memory_that_the_host_can_read() -> None:
         "import torch, ctypes; from gapless.testing import fake; fake.load(); x = torch.ones(4, device='fake'); "
         "x.tolist(); ctypes.string_at(x.data_ptr(), 4)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
-    assert done.returncode == -11
+    assert run(program).returncode == -11
 
 
 def test_an_emptied_cache_keeps_blocks_whose_work_is_queued() -> None:
@@ -537,7 +545,7 @@ print(torch.ones(4, device="fake").tolist())
 
 @pytest.mark.process
 def test_work_after_the_end_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120, check=False)
+    done = run(LATE)
     assert done.returncode == 0 and "refused: the fake accelerator has ended" in done.stdout, done.stdout + done.stderr
 
 

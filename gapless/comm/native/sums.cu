@@ -95,6 +95,7 @@ __device__ __forceinline__ unsigned short to_half(float v) {
   return bits;
 }
 #endif
+static_assert(THREADS >= WORLD && WORLD <= MOST_RANKS, "a thread of a block meets each rank");
 
 // Numbers of 8 bytes, as the wide type that they are summed in.
 __device__ __forceinline__ float of_bits(u32 bits) { return __uint_as_float(bits); }

@@ -1,4 +1,4 @@
-"""Records of backends: what each has, spells otherwise and lacks, from its own sources. None of them has run."""
+"""Records of backends by their sources: capabilities, own spellings and gaps. None has run on its hardware."""
 
 from __future__ import annotations
 

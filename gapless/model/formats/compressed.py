@@ -226,7 +226,7 @@ class CompressedFormat:
 
 
 def _strategy(values: Mapping[str, Any]) -> str:
-    """Return the strategy of weights, which group_size tells if it is not given."""
+    """Return the strategy of weights, which follows from group_size if it is not given."""
     size = values.get("group_size")
     found = values.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     return str(found).lower()

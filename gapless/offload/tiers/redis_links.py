@@ -105,7 +105,7 @@ class Link:
             raise
 
     def read(self, memory: Sequence[memoryview] = ()) -> Reply:
-        """Return the next answer. Raises ResponseError for an error that the server tells, else another of FAULTS."""
+        """Return the next answer. Raises ResponseError for an error that the server reports, else another of FAULTS."""
         self._parser.memory = memory
         try:
             reply: Reply = self._connection.read_response()

@@ -108,7 +108,7 @@ class TierSetup(NamedTuple):
 class KVTier(Protocol):
     """A tier. All calls come from one thread; none but `close` may take longer than its deadlines.
 
-    A tier that can tell has a property `room`: bytes of kept pages, and the most that it may keep.
+    A tier that counts its bytes has a property `room`: bytes of kept pages, and the most that it may keep.
     """
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:

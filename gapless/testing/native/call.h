@@ -138,6 +138,7 @@ class Call {
       for (const std::optional<at::Tensor>& one : value.toOptionalTensorVector())
         found.places.push_back(one ? add(*one) : -1);
     } else {
+      if (value.isDevice() && value.toDevice().type() == kFake) check_device(value.toDevice());
       found.constant = value;
     }
     return found;
@@ -194,7 +195,7 @@ class Call {
       for (const IValue& one : value.toListRef())
         if (!append_constant(to, one)) return false;
     } else {
-      return value.isNone();
+      return value.isNone() || value.isGenerator();
     }
     return true;
   }
@@ -213,6 +214,7 @@ class Call {
         list.push_back(place < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(mirror(place)));
       return list;
     }
+    if (one.constant.isGenerator() && side == Side::Meta) return {};
     const bool names_us = one.constant.isDevice() && one.constant.toDevice().type() == kFake;
     return names_us ? IValue(c10::Device(side == Side::Cpu ? c10::kCPU : c10::kMeta)) : one.constant;
   }

@@ -2,8 +2,10 @@
 // CPU kernels, from the streams' threads.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -21,6 +23,9 @@ namespace gapless::fake {
 
 constexpr auto kFake = c10::DeviceType::PrivateUse1;
 inline c10::Device device() { return {kFake, 0}; }
+inline void check_device(c10::Device asked) {
+  TORCH_CHECK(asked.type() == kFake && asked.index() <= 0, "there is one fake device, fake:0, and no ", asked);
+}
 
 // Work of a stream. It holds addresses, never tensors of the device: a kernel keeps nothing alive.
 using Task = std::function<void()>;
@@ -142,5 +147,11 @@ class Graph {
 
 PoolId new_pool();
 void register_graphs();
+
+// ---- operators.cpp ----
+
+// Whose seed kernels have that were given no generator.
+at::Generator& default_generator();
+at::Generator new_generator(uint64_t seed);
 
 }  // namespace gapless::fake

@@ -1,8 +1,6 @@
 // Graphs: work of a stream that is recorded once, and replayed as one piece.
 #include "fake.h"
 
-#include <c10/util/Exception.h>
-
 #if __has_include(<ATen/core/GraphImplInterface.h>)
 #include <ATen/core/GraphImplInterface.h>
 #define GAPLESS_FAKE_ACCELERATOR_GRAPH

@@ -4,13 +4,11 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/Exception.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <tuple>
 
 namespace gapless::fake {
 namespace {
@@ -46,34 +44,42 @@ struct Block {
   Stream* stream;
   PoolId pool;
   std::vector<Stream*> used_on;  // other streams that were named by record_stream
+  uint64_t freed = 0;            // the number of the last work of `stream` that may use it
 };
 
-using Cache = std::tuple<PoolId, Stream*>;
-using Pieces = std::map<char*, size_t>;
+// Free memory, and the number of the last work that may use it, of the stream that it belongs to.
+struct Piece {
+  size_t size;
+  uint64_t number = 0;
+};
 
-// Adds memory to free pieces, and joins it with its neighbours.
-void join(Pieces& pieces, char* address, size_t size) {
-  auto it = pieces.emplace(address, size).first;
-  if (auto next = std::next(it); next != pieces.end() && it->first + it->second == next->first) {
-    it->second += next->second;
+using Cache = std::pair<PoolId, Stream*>;
+using Pieces = std::map<char*, Piece>;
+using Segments = std::map<char*, size_t>;
+
+// Adds memory to free pieces, and joins it with its neighbours of the same segment.
+void join(Pieces& pieces, char* address, Piece piece, const Segments& segments = {}) {
+  auto it = pieces.emplace(address, piece).first;
+  const auto meets = [&](Pieces::iterator one, Pieces::iterator next) {
+    return next != pieces.end() && one->first + one->second.size == next->first && !segments.contains(next->first);
+  };
+  const auto take_next = [&](Pieces::iterator one, Pieces::iterator next) {
+    one->second = {one->second.size + next->second.size, std::max(one->second.number, next->second.number)};
     pieces.erase(next);
-  }
-  if (it == pieces.begin()) return;
-  if (auto before = std::prev(it); before->first + before->second == it->first) {
-    before->second += it->second;
-    pieces.erase(it);
-  }
+  };
+  if (meets(it, std::next(it))) take_next(it, std::next(it));
+  if (it != pieces.begin() && meets(std::prev(it), it)) take_next(std::prev(it), it);
 }
 
 // Cuts memory off the smallest piece that has it; nullptr if none has.
 char* cut(Pieces& pieces, size_t size) {
   auto best = pieces.end();
   for (auto it = pieces.begin(); it != pieces.end(); ++it)
-    if (it->second >= size && (best == pieces.end() || it->second < best->second)) best = it;
+    if (it->second.size >= size && (best == pieces.end() || it->second.size < best->second.size)) best = it;
   if (best == pieces.end()) return nullptr;
-  const auto [address, left] = *best;
+  const auto [address, piece] = *best;
   pieces.erase(best);
-  if (left > size) pieces.emplace(address + size, left - size);
+  if (piece.size > size) pieces.emplace(address + size, Piece{piece.size - size, piece.number});
   return address;
 }
 
@@ -91,14 +97,14 @@ bool all_passed(const std::vector<Point>& points) {
 
 struct DeviceMemory final : c10::DeviceAllocator {
   std::mutex mutex;
-  Pieces unused;                                          // of the arena
+  Pieces unused;      // of the arena
+  Segments segments;  // taken from it
   std::map<Cache, Pieces> cached;
-  std::vector<std::pair<Block, std::vector<Point>>> busy; // freed, but in use on other streams
-  std::map<PoolId, int> pools;                            // graphs that keep each
-  std::map<Block*, std::unique_ptr<Block>> live;
+  std::vector<std::pair<Block, std::vector<Point>>> busy;  // freed, but in use on other streams
+  std::map<PoolId, int> pools;                             // graphs that keep each
   DeviceStats stats;
 
-  DeviceMemory() { unused.emplace(arena(), total); }
+  DeviceMemory() { unused.emplace(arena(), Piece{total}); }
 
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, device()};
@@ -108,7 +114,6 @@ struct DeviceMemory final : c10::DeviceAllocator {
     const size_t size = rounded(bytes, kRound);
     Block* block = take(size, &stream, capture ? capture->pool : kNoPool);
     if (block == nullptr && !capture) {
-      synchronize_device();
       emptyCache();
       block = take(size, &stream, kNoPool);
     }
@@ -125,42 +130,46 @@ struct DeviceMemory final : c10::DeviceAllocator {
     char* address = cut(cache, size);
     if (address == nullptr && (grow(cache, std::max(size, kSegment)) || grow(cache, size))) address = cut(cache, size);
     if (address == nullptr) return nullptr;
-    auto block = std::make_unique<Block>(Block{address, size, stream, pool, {}});
     count(stats.allocation, 1);
-    count(stats.active, 1);
-    count(stats.allocated_bytes, static_cast<int64_t>(block->size));
-    count(stats.active_bytes, static_cast<int64_t>(block->size));
-    Block* const raw = block.get();
-    live.emplace(raw, std::move(block));
-    return raw;
+    count(stats.allocated_bytes, static_cast<int64_t>(size));
+    count_active(1, size);
+    return new Block{address, size, stream, pool, {}};
   }
 
-  // Takes memory from the arena, as others do from their driver.
+  void count_active(int64_t sign, size_t size) {
+    count(stats.active, sign);
+    count(stats.active_bytes, sign * static_cast<int64_t>(size));
+  }
+
+  // Takes a segment from the arena, as others do from their driver.
   bool grow(Pieces& cache, size_t size) {
     char* const address = cut(unused, size);
     if (address == nullptr) return false;
-    join(cache, address, size);
+    segments.emplace(address, size);
+    cache.emplace(address, Piece{size});
     ++stats.num_device_alloc;
     count(stats.segment, 1);
     count(stats.reserved_bytes, static_cast<int64_t>(size));
     return true;
   }
 
-  static void free(void* raw) { static_cast<DeviceMemory*>(device_allocator())->give_back(static_cast<Block*>(raw)); }
+  static void free(void* raw) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(raw));
+    static_cast<DeviceMemory*>(device_allocator())->give_back(std::move(*block));
+  }
 
-  void give_back(Block* raw) {
+  void give_back(Block block) {
     std::lock_guard lock(mutex);
-    Block block = std::move(*raw);
-    live.erase(raw);
     count(stats.allocation, -1);
     count(stats.allocated_bytes, -static_cast<int64_t>(block.size));
     std::vector<Point> points;
     for (Stream* stream : std::exchange(block.used_on, {})) points.push_back({stream, stream->submitted()});
+    block.freed = block.stream->submitted();
     busy.emplace_back(std::move(block), std::move(points));
     settle();
   }
 
-  // Moves blocks that no stream uses any more to the caches; with the lock.
+  // Moves blocks that no other stream uses any more to the caches; with the lock.
   void settle() {
     std::vector<std::pair<Block, std::vector<Point>>> still;
     for (auto& [block, points] : busy) {
@@ -168,48 +177,53 @@ struct DeviceMemory final : c10::DeviceAllocator {
         still.emplace_back(std::move(block), std::move(points));
         continue;
       }
-      count(stats.active, -1);
-      count(stats.active_bytes, -static_cast<int64_t>(block.size));
-      if (block.pool != kNoPool && !pools.contains(block.pool)) block.pool = kNoPool;
+      count_active(-1, block.size);
+      if (!pools.contains(block.pool)) block.pool = kNoPool;
       poison(block);
-      join(cached[{block.pool, block.stream}], block.address, block.size);
+      join(cached[{block.pool, block.stream}], block.address, {block.size, block.freed}, segments);
     }
     busy = std::move(still);
   }
 
   // Overwrites a freed block after its last use, so that the next owner's reader sees it too, if it comes too early.
-  static void poison(const Block& block) {
-    if (block.size > kPoisoned || block.stream->capture()) return;
+  // Graphs use the memory of their pools again.
+  static void poison(Block& block) {
+    if (block.size > kPoisoned || block.pool != kNoPool || block.stream->capture()) return;
     const auto overwrite = [address = for_kernels(block.address), size = block.size] { std::memset(address, kPoison, size); };
-    if (block.stream->idle()) return overwrite();
+    if (block.stream->quietly_passed(block.freed)) return overwrite();
     try {
-      block.stream->submit(overwrite);
+      block.freed = block.stream->submit(overwrite);
     } catch (const c10::Error&) {
       // The device has failed or ended: nothing reads it any more.
     }
   }
 
-  // What no graph keeps, back to the arena.
+  // Segments that are free as a whole, and whose work is done, go back to the arena; not those that a graph keeps.
   void emptyCache(c10::MempoolId_t = {0, 0}) override {
     synchronize_device();
     std::lock_guard lock(mutex);
     settle();
-    for (auto& [cache, blocks] : cached) {
-      // Another thread may have freed a block since, whose work is still queued.
-      if (std::get<0>(cache) != kNoPool || !std::get<1>(cache)->idle()) continue;
-      for (const auto& [address, size] : blocks) restore(address, size);
-      blocks.clear();
+    for (auto& [cache, pieces] : cached) {
+      if (cache.first != kNoPool) continue;
+      std::erase_if(pieces, [&, stream = cache.second](const auto& one) {
+        const auto found = segments.find(one.first);
+        const bool ends = found != segments.end() && found->second == one.second.size &&
+                          stream->quietly_passed(one.second.number);
+        if (ends) restore(found->first, found->second);
+        return ends;
+      });
     }
   }
 
   void restore(char* address, size_t size) {
+    segments.erase(address);
     ++stats.num_device_free;
     count(stats.segment, -1);
     count(stats.reserved_bytes, -static_cast<int64_t>(size));
     auto* const first = static_cast<char*>(for_kernels(address));
     auto* const page = first + (kPage - reinterpret_cast<uintptr_t>(first) % kPage) % kPage;
     if (page < first + size) madvise(page, (first + size - page) / kPage * kPage, MADV_DONTNEED);
-    join(unused, address, size);
+    join(unused, address, {size});
   }
 
   [[noreturn]] void run_out(size_t bytes) {
@@ -242,7 +256,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
     std::lock_guard lock(mutex);
     size_t left = 0;
-    for (const auto& [address, size] : unused) left += size;
+    for (const auto& [address, piece] : unused) left += piece.size;
     return {left, total};
   }
 
@@ -348,10 +362,10 @@ void use_pinned(const void* address, Point point) {
 }
 
 void record_on_stream(const c10::DataPtr& data, Stream& stream) {
-  if (data.get_context() == nullptr) return;
+  if (data.get_deleter() != &DeviceMemory::free) return;
+  auto* const block = static_cast<Block*>(data.get_context());
   std::lock_guard lock(memory().mutex);
-  auto found = memory().live.find(static_cast<Block*>(data.get_context()));
-  if (found != memory().live.end() && found->second->stream != &stream) found->second->used_on.push_back(&stream);
+  if (block->stream != &stream) block->used_on.push_back(&stream);
 }
 
 void resize_storage(const c10::Storage& storage, size_t bytes) {
@@ -374,14 +388,13 @@ void release_pool(PoolId pool) {
   std::lock_guard lock(memory().mutex);
   if (--memory().pools[pool] > 0) return;
   memory().pools.erase(pool);
-  for (auto& [cache, blocks] : memory().cached) {
-    if (std::get<0>(cache) != pool) continue;
-    for (const auto& [address, size] : blocks) {  // a replay may still be under way, on any stream
-      count(memory().stats.active, 1);
-      count(memory().stats.active_bytes, static_cast<int64_t>(size));
-      memory().busy.emplace_back(Block{address, size, std::get<1>(cache), pool, {}}, points);
+  for (auto& [cache, pieces] : memory().cached) {
+    if (cache.first != pool) continue;
+    for (const auto& [address, piece] : pieces) {  // a replay may still be under way, on any stream
+      memory().count_active(1, piece.size);
+      memory().busy.emplace_back(Block{address, piece.size, cache.second, pool, {}, piece.number}, points);
     }
-    blocks.clear();
+    pieces.clear();
   }
 }
 

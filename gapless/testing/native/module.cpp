@@ -1,5 +1,4 @@
 // The names for Python, and the hooks through which torch finds the device.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
@@ -17,7 +16,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  void setCurrentDevice(c10::DeviceIndex index) const override { TORCH_CHECK(index == 0, "there is one fake device"); }
+  void setCurrentDevice(c10::DeviceIndex index) const override { check_device({kFake, index}); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
     setCurrentDevice(index);
     return 0;
@@ -26,9 +25,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   c10::Device getDeviceFromPtr(void*) const override { return device(); }
-  // Random numbers are drawn by the CPU's kernels.
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<at::CPUGeneratorImpl>(); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(c10::default_rng_seed_val); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override { resize_storage(storage, bytes); }
 };
 
@@ -45,6 +43,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("register_graphs", &register_graphs);  // under the name that the backend has got
   // Whether this is the accelerator that torch pins memory of the host for.
   m.def("pins", [] { return is_pinned(at::empty({1}, at::TensorOptions().pinned_memory(true)).storage().data()); });
+  m.def("generator", &default_generator);
+  m.def("default_stream", [] { return c10::Stream(c10::Stream::DEFAULT, device()); });
   m.def("delay", &delay);
   m.def("hold", [](bool held) {
     for (Stream* stream : all_streams()) stream->hold(held);

@@ -2,6 +2,7 @@
 // stream's thread. What torch must have from a backend itself is metadata only: views and sizes.
 #include "call.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
@@ -13,6 +14,42 @@
 #include <torch/library.h>
 
 namespace gapless::fake {
+
+// ---- Random numbers ----
+
+namespace {
+
+// The CPU's generator, which only says what seed a launch gives its kernel.
+struct Seeds final : at::CPUGeneratorImpl {
+  explicit Seeds(uint64_t seed) : CPUGeneratorImpl(seed) { device_ = fake::device(); }
+  Seeds* clone_impl() const override {
+    auto* const made = new Seeds(current_seed());
+    made->set_state(*get_state());
+    return made;
+  }
+};
+
+// Kernels draw when their stream gets there. The order of launches decides what they draw, as on a GPU.
+void give_generators(const c10::OperatorHandle& op, Stack& arguments) {
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.schema().arguments()[i].name() != "generator") continue;
+    at::Generator from = arguments[i].isNone() ? default_generator() : arguments[i].toGenerator();
+    TORCH_CHECK(from.device().type() == kFake, "Expected a 'fake' device type for generator but found '", from.device(), "'");
+    std::lock_guard lock(from.mutex());
+    arguments[i] = at::make_generator<at::CPUGeneratorImpl>(static_cast<Seeds*>(from.unsafeGetGeneratorImpl())->random64());
+  }
+}
+
+}  // namespace
+
+at::Generator new_generator(uint64_t seed) { return at::make_generator<Seeds>(seed); }
+
+at::Generator& default_generator() {
+  static auto* const one = new at::Generator(new_generator(at::detail::getDefaultCPUGenerator().current_seed()));
+  return *one;
+}
+
 namespace {
 
 // ---- Launches ----
@@ -70,10 +107,17 @@ bool depends_on_data(const c10::OperatorHandle& op) {
 using Answer = std::pair<Stack, std::vector<at::Tensor>>;
 constexpr size_t kAnswers = 8192;  // of Meta kernels that are kept: many are Python, and slower than the CPU's kernels
 
+// Not torch's fallback, which raises.
+bool has_meta(const c10::OperatorHandle& op) {
+  for (const auto key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
+                         c10::DispatchKey::CompositeExplicitAutogradNonFunctional, c10::DispatchKey::CompositeImplicitAutograd})
+    if (op.hasKernelForDispatchKey(key)) return true;
+  return false;
+}
+
 // Meta kernels may give the results of a call; what they refuse is run at once, and then raises the CPU's error.
 bool ask_meta(const Call& call, Stack& results, std::vector<at::Tensor>& mirrors) {
-  if (depends_on_data(call.op())) return false;
-  if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return !makes_results(call.op().schema());
+  if (!has_meta(call.op())) return !makes_results(call.op().schema());
   const auto key = call.key();
   static auto* const known = new std::unordered_map<std::string, Answer>;
   static auto* const mutex = new std::mutex;
@@ -190,6 +234,7 @@ void run_here(const c10::OperatorHandle& op, Stack* stack) {
   forbid_capture(&current(), name_of(op).c_str());
   current().wait(current().submitted());
   Stack arguments(torch::jit::last(*stack, schema.arguments().size()).vec());
+  give_generators(op, arguments);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // tensors of the device, and what they become
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto* info = schema.arguments()[i].alias_info();
@@ -222,6 +267,8 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
                               "' on the fake device: it has no kernel for the CPU, which would compute it");
   check();
   Stack arguments(torch::jit::last(*stack, schema.arguments().size()).vec());
+  if (depends_on_data(op)) return run_here(op, stack);
+  give_generators(op, arguments);
   auto call = std::make_shared<Call>(op, arguments);
   Stack results;
   std::vector<at::Tensor> mirrors;
@@ -238,6 +285,19 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
     run_kernel(*call, targets);
   });
   answer(schema, stack, results, fresh);
+}
+
+// Torch asks a backend for its own convolutions under names of their own; the operators of all take their arguments.
+void convolve(const c10::OperatorHandle&, Stack* stack) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
+  launch(op, stack);
+}
+
+void convolve_backward(const c10::OperatorHandle& own, Stack* stack) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
+  const auto first = stack->end() - static_cast<int64_t>(own.schema().arguments().size());
+  stack->insert(first + 3, std::vector<int64_t>{first->toTensor().size(1)});  // the sizes of the bias
+  launch(op, stack);
 }
 
 // ---- Copies ----
@@ -286,13 +346,15 @@ at::Scalar local_scalar(const at::Tensor& tensor) {
 // ---- Metadata ----
 
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
-                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> at, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  check_device(at.value_or(device()));
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_allocator(),
                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type), format);
 }
 
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> type,
-                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                         std::optional<at::Layout>, std::optional<at::Device> at, std::optional<bool>) {
+  check_device(at.value_or(device()));
   return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                                            device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(type));
@@ -388,7 +450,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_backward>());
   // Backends without a kernel of their own get its parts, which round differently.
+  m.impl("native_dropout", at::native::native_dropout_cpu);  // by operators that are given a generator
   m.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&launch>());
   m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&launch>());
 }

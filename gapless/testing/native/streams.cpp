@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <Python.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/util/Exception.h>
 #include <omp.h>
 #include <pthread.h>
 
@@ -293,9 +292,7 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
     return device();
   }
   c10::Device getDevice() const override { return device(); }
-  void setDevice(c10::Device to) const override {
-    TORCH_CHECK(to.type() == kFake && to.index() <= 0, "there is one fake device, not ", to);
-  }
+  void setDevice(c10::Device to) const override { check_device(to); }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 

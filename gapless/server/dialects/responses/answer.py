@@ -55,7 +55,7 @@ class ResponseAnswer(JobAnswer):
         self._customs = request.custom_names()
         """Names of the tools that take text"""
         self.records: list[ItemFields] = []
-        """The items of a stream as they are now; the last has no content before its end"""
+        """The items of a stream so far; the last has no content before its end"""
         self._reader = job.readers.get(0)
         self._scores: ReplyScores | None = None
         """Log-probabilities of the text, if they are asked for; made with the first tokens"""
