@@ -19,6 +19,7 @@ from torch._C import DisableTorchFunction
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import AcceleratorDevice, CpuDevice, Device, cpu_native
+from gapless.engine.core import EngineCore
 from gapless.engine.on_device import on_device
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
@@ -45,6 +46,16 @@ def capturing_cpu() -> CpuDevice:
         device.close()
         pytest.skip(f"no native streams: {cpu_native.reason()}")
     return device
+
+
+def tokens_of(core: EngineCore) -> dict[int, list[int]]:
+    """Run a core until its requests have ended; return their tokens since now."""
+    found: dict[int, list[int]] = {}
+    while core.has_work():
+        for settled in core.step().tokens:
+            for key, token, _ in settled.entries():
+                found.setdefault(key, []).append(token)
+    return found
 
 
 class Job(Caller):

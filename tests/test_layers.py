@@ -92,7 +92,7 @@ NAMES_KINDS = {
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
-LINES = 85_000
+LINES = 85_500
 """Lines of Python in the package, at most. A change that raises this number needs a sentence: what for, what went."""
 AT_MOST = {
     "fragment docstrings": 0,

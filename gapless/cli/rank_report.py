@@ -13,6 +13,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.progress import in_bytes
 from gapless.base.share import Share
 from gapless.cli.model_report import ITEM_BYTES, kv_bytes
+from gapless.comm.shared import library
 from gapless.device import device_class, gpus, reaches
 from gapless.engine.capabilities import refuse_lacking
 from gapless.kernels.kv import KVFormat
@@ -35,6 +36,7 @@ def rank_rows(config: EngineConfig, model: ModelConfig) -> Iterator[Line]:
     found = device_class(config.device)
     try:
         refuse_lacking(config, found.kind, found.caps)
+        library()
     except ConfigError as error:
         yield "ranks", "fail", f"refused: {error}"
         return

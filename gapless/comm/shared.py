@@ -244,7 +244,8 @@ def library() -> _Native:
     outcome = load()
     if outcome.library is None:
         raise ConfigError(
-            f"tensor_parallel_size: ranks need C++ that is not there ({outcome.reason}): install g++ or clang++"
+            f"tensor_parallel_size: ranks need C++ that is not there ({outcome.reason}): install g++ or clang++ if "
+            "there is none"
         )
     short, long = ctypes.PyDLL(str(outcome.library)), ctypes.CDLL(str(outcome.library))
     i32, i64, address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p

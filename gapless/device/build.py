@@ -1,5 +1,5 @@
-"""Builds C++ sources into libraries that this process loads: on first use, kept in the user's cache folder. Those that
-a wheel brings are not built where they fit.
+"""Builds C++ sources into libraries that this process loads: on first use, kept in the user's cache folder. A wheel's
+libraries are not built if they fit.
 
 One builder for the whole package: `operators` for files that register operators with TORCH_LIBRARY, `module` for a
 Python extension module. Without a compiler both give a reason instead; `outcomes` keeps the outcome of each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ class MessageBackend:
         self.asked: dict[int, asyncio.Future[Any]] = {}
         """Awaited answers of the core, by question number"""
         self.engines: Sequence[MessageBackend] = (self,)
+        self.changes: Counter[str] = Counter()
+        """Changes made of each adapter, and of the weights (""), also by earlier cores"""
 
     def submit(self, request: Request, engine: int | None = None) -> None:
         """Submit a request, to the engine of this number if it is given."""

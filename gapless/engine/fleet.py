@@ -28,32 +28,22 @@ from gapless.memory.prefix import PrefixHasher
 log = logging.getLogger("gapless.engine")
 
 Begun = tuple[int, int]
-"""Numbers of the last changes of an engine's weights and of an adapter"""
+"""Numbers of changes that an engine had made of its weights and of an adapter"""
 REASONS = ("rank", "moved", "prefix", "load")
 """Reasons for an engine: the client's rank, the death of another, the longest prefix, the fewest requests"""
-OF_WEIGHTS = ""
-"""Name of the weights among the changes; others are adapters'."""
-
-
 MOST_PAGES = 512
-"""[pages] Most pages of a prompt that the choice of an engine looks at: to name so many takes 0.6 ms."""
+"""[pages] Most pages of a prompt that the choice of an engine looks at: to name them takes 0.6 ms."""
 
 
 class Placed(NamedTuple):
-    """An open request's engine, that engine's state when the request began, and the names of its prompt's pages."""
+    """An open request's place."""
 
     engine: int
-    state: Begun
+    adapter: str
     pages: Sequence[bytes]
-
-
-class EngineChange(NamedTuple):
-    """A change that an engine was asked for."""
-
-    number: int
-    name: str
-    engine: int
-    answer: asyncio.Future[Any]
+    """Names of its prompt's pages"""
+    state: Begun | None = None
+    """The engine's state as it left the queue, there or on an engine before"""
 
 
 class Fleet(MessageBackend):
@@ -74,7 +64,7 @@ class Fleet(MessageBackend):
         """Requests so far, by engine and reason"""
         self._on_give_up = on_give_up
         self._open: dict[int, Placed] = {}
-        self._lost: dict[int, Begun] = {}
+        self._lost: dict[int, Begun | None] = {}
         """Requests of a dead engine that have not been placed again"""
         self.loads = [0] * len(engines)
         """Requests in flight, by engine"""
@@ -83,17 +73,12 @@ class Fleet(MessageBackend):
         """The latest prompt, whose completions stay together, and its engine"""
         self._hasher = PrefixHasher("", 1)
         self._books: list[PageBook] = []
-        self.made: list[dict[str, int]] = [{} for _ in engines]
-        """Number of the last change of the weights and of each adapter, by engine"""
-        self._changes: list[EngineChange] = []
-        """Changes that are not yet in `_made`"""
-        self._asked = 0
         self._started = False
 
     # Life
 
     async def start(self, sink: Sink) -> None:
-        """Start all engines together. Raises the error of the first that cannot start, named, and ends all."""
+        """Start all engines together. Raises the error of the first that cannot start; `close` ends the rest."""
         self.sink = sink
         starts = [asyncio.ensure_future(one.start(self._sink_of(number))) for number, one in enumerate(self.engines)]
         try:
@@ -123,7 +108,7 @@ class Fleet(MessageBackend):
 
     def _sink_of(self, number: int) -> Sink:
         return Sink(
-            started=self.sink.started,
+            started=self._on_started,
             tokens=self._on_tokens,
             refused=self._on_refused,
             steps=lambda steps, _: self.sink.steps(steps, number),
@@ -173,14 +158,14 @@ class Fleet(MessageBackend):
     def submit(self, request: Request, engine: int | None = None) -> None:
         """Submit a request to the engine of this number, else to the best one. Errors arrive through the sink."""
         again = self._latest[0] is request.tokens
-        pages = [] if again else self._pages_of(request)
+        pages, state = [] if again else self._pages_of(request), self._lost.get(request.key)
         try:
             number = self._place(request, engine, pages)
         except GaplessError as error:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
             return
         self._latest = request.tokens, number
-        self._open[request.key] = Placed(number, self._state(number, request.adapter), pages)
+        self._open[request.key] = Placed(number, request.adapter, pages, state)
         self._books[number].expect(pages)
         self.loads[number] += 1
         self.engines[number].submit(request)
@@ -208,8 +193,8 @@ class Fleet(MessageBackend):
             number for number, one in enumerate(self.engines)
             if one.ready() and (not request.adapter or request.adapter in one.info.adapters)
         ]  # fmt: skip
-        state = self._lost.pop(request.key, None)
-        if request.output is not None and len(request.output) and state is not None:
+        state = self._lost.get(request.key)
+        if state is not None and request.output is not None and len(request.output):
             found = [number for number in found if self._state(number, request.adapter) == state]
         if not found:
             raise EngineDeadError("no engine is running that could serve this request, or continue it")
@@ -218,17 +203,13 @@ class Fleet(MessageBackend):
         number = choose([Candidate(one, self.loads[one], share) for one, share in matched.items()], self._turn)
         why = "prefix" if matched[number] > min(matched.values()) else "load"
         self._turn = number + 1
-        self._placed[number, why if state is None else "moved"] += 1
+        self._placed[number, "moved" if request.key in self._lost else why] += 1
         return number
 
     def _state(self, number: int, adapter: str) -> Begun:
         """Return the state of an engine, as far as it matters to a request for this adapter."""
-        for change in [one for one in self._changes if one.answer.done()]:
-            self._changes.remove(change)
-            if not change.answer.cancelled() and change.answer.exception() is None:
-                self.made[change.engine][change.name] = change.number
-        made = self.made[number]
-        return made.get(OF_WEIGHTS, 0), made.get(adapter, 0)
+        changes = self.engines[number].changes
+        return changes[""], changes[adapter]
 
     def _forget(self, key: int) -> int | None:
         """Return the engine of a request that is not there any more."""
@@ -237,6 +218,12 @@ class Fleet(MessageBackend):
         self.loads[placed.engine] -= 1
         self._books[placed.engine].ended(placed.pages)
         return placed.engine
+
+    def _on_started(self, key: int, cached: int) -> None:
+        placed = self._open.get(key)
+        if placed is not None and placed.state is None:
+            self._open[key] = placed._replace(state=self._state(placed.engine, placed.adapter))
+        self.sink.started(key, cached)
 
     def _on_page_events(self, number: int, events: Sequence[PageEvent]) -> None:
         self._books[number].take(events)
@@ -273,22 +260,17 @@ class Fleet(MessageBackend):
     async def _change(self, question: Asking, order: m.ChangeAdapter | m.UpdateWeights, living: list[int]) -> None:
         if down := [number for number in living if not self.engines[number].ready()]:
             raise EngineDeadError(f"engine {down[0]} is being restarted, and would not get this: try again later")
-        weights = isinstance(order, m.UpdateWeights)
-        if weights and self.paused is OperatorOrder.FREEZE and self._open:
+        if isinstance(order, m.UpdateWeights) and self.paused is OperatorOrder.FREEZE and self._open:
             text = "a pause holds requests that must end with the old weights: resume or abort them first"
             raise RequestError(text, "model_path")
-        self._asked += 1
-        name = OF_WEIGHTS if isinstance(order, m.UpdateWeights) else order.change.name
-        changes = [EngineChange(self._asked, name, number, self.engines[number].put(question)) for number in living]
-        self._changes += changes
-        found = await asyncio.gather(*[change.answer for change in changes], return_exceptions=True)
-        failed = [(one.engine, error) for one, error in zip(changes, found, strict=True) if error is not None]
-        if len(failed) == len(changes):
+        answers = [self.engines[number].put(question) for number in living]
+        found = await asyncio.gather(*answers, return_exceptions=True)
+        failed = [(number, error) for number, error in zip(living, found, strict=True) if error is not None]
+        if len(failed) == len(living):
             raise failed[0][1]
         for number, error in failed:
             why = f"engine {number} did not make a change that the others made, and is started again with it: {error}"
             log.error(why)
-            self.made[number][name] = changes[0].number
             self.engines[number].adopt(order, why)
         self._refresh()
 

@@ -57,7 +57,7 @@ class PageBook:
                 self._names.clear()
                 self._kept.clear()
             elif event.group:
-                continue  # a page of the first group is there as long as any
+                continue  # an engine without the page in its first group cannot use it
             elif event.change is PageChange.REMOVED:
                 self._drop(event.digests)
             else:
@@ -78,7 +78,7 @@ class PageBook:
         self._coming.update(names)
 
     def ended(self, names: Sequence[bytes]) -> None:
-        """Note the end of such a request: what the engine has kept of it, events have told."""
+        """Note the end of such a request: events name the pages that the engine keeps."""
         for name in names:
             _less(self._coming, name)
 

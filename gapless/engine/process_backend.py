@@ -135,9 +135,11 @@ class ProcessBackend(MessageBackend):
         path, change = self._updates.pop(number, None), self._changes.pop(number, None)
         if refusal is None and path is not None:
             self.weights = path
+            self.changes[""] += number > SAME_WEIGHTS
             self._stamp = self._stamp if number == SAME_WEIGHTS else self._stamped()
         elif refusal is None and change is not None and number > SAME_WEIGHTS:
             self.adapters[change.name] = change
+            self.changes[change.name] += 1
             self._replaced |= {change.name}.intersection(self.info.adapters)
         if number > SAME_WEIGHTS or (path is None and change is None):
             super().changed(number, refusal)
@@ -154,6 +156,7 @@ class ProcessBackend(MessageBackend):
             self.weights, self._stamp = order.path, None
         else:
             self.adapters[order.change.name] = order.change
+        self.changes["" if isinstance(order, m.UpdateWeights) else order.change.name] += 1
         if self._child is not None:
             self._child.condemn(why)
 

@@ -49,7 +49,11 @@ def open_rank_device(config: EngineConfig, model_config: ModelConfig, share: Sha
 
 
 def check_devices(config: EngineConfig, device: Device) -> None:
-    """Warn of ranks that share a GPU. Raises ConfigError if it is not given how much of its memory is theirs."""
+    """Warn of ranks that share a GPU or a core. Raises ConfigError if a GPU's memory is not shared out among them."""
+    cores = host.usable_cores()
+    if not device.caps.own_memory and cores < config.tensor_parallel_size:
+        text = f"with fewer cores ({cores}) than ranks, each waits until the others have had their turn"
+        warn(f"tensor_parallel_size: {text}")
     if not device.caps.own_memory or len(set(config.devices)) == config.tensor_parallel_size:
         return
     if not (config.kv_cache_memory_bytes or config.num_gpu_blocks_override):

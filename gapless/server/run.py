@@ -89,6 +89,7 @@ def refuse_beside_engines(engine: EngineConfig, server: ServerConfig) -> None:
         ("pd", server.pd != "none", "a prefiller and a decoder are two servers"),
         ("role", engine.role is not None, "engines of one server have no peers"),
         ("kv_peers", engine.peer_plan or engine.file_without_peers, "engines of one server have no peers"),
+        ("kv_tiers", "disk" in engine.tiers, "a folder of pages is one engine's"),
         ("api_server_count", server.api_server_count > 1, "one process knows where each request is"),
     ):
         if has:

@@ -12,7 +12,8 @@ from gapless.cli import checks, rank_report
 from gapless.cli.main import main
 from gapless.cli.model_report import rows
 from gapless.cli.rank_report import engine_rows, rank_rows
-from gapless.device import CudaDevice
+from gapless.comm.shared import COMM_NAME
+from gapless.device import CudaDevice, build
 from gapless.model import registry
 from gapless.model.config import read_model_config
 
@@ -121,6 +122,12 @@ def test_ranks_that_a_model_does_not_divide_by_are_refused_by_name(tmp_path):
     ((name, status, text),) = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=3)
     assert (name, status) == ("ranks", "fail")
     assert text == "refused: tensor_parallel_size: 4 heads cannot be shared by 3 ranks: 1, 2 or 4 can"
+
+
+def test_ranks_without_their_memory_are_refused_as_by_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "outcomes", {COMM_NAME: build.Outcome(None, "the cache cannot be written", 0.0)})
+    ((_, status, text),) = rank_lines(write(tmp_path, QWEN2), tensor_parallel_size=2)
+    assert status == "fail" and text.startswith("refused: tensor_parallel_size: ranks need C++ that is not there (the")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
+from harness import tokens_of
 from sharpest import sharpest
 from tiny_models import tiny_config
 
@@ -57,15 +58,9 @@ def requests(temperature):
 
 
 def drive(core, items):
-    tokens = {}
     for item in items:
         core.submit(item)
-        tokens[item.key] = []
-    while core.has_work():
-        for settled in core.step()[1]:
-            for key, token, _ in settled.entries():
-                tokens[key].append(token)
-    return tokens
+    return tokens_of(core)
 
 
 @pytest.mark.parametrize(("temperature", "depth"), sharpest([*product((0.9, 0.0), ("4", "2", "8", "auto"))]))

@@ -278,7 +278,7 @@ async def test_a_request_does_not_continue_on_other_weights():
     async with AsyncLLM(engines, FRONT) as llm:
         stream = await llm.open("hi", SamplingParams(max_tokens=60), "r", engine=1)
         await stream.next()
-        engines.made[0][""] = 1
+        engines.engines[0].changes[""] += 1
         with pytest.raises(EngineDeadError, match="no engine is running that could serve this request, or continue it"):
             while True:
                 await stream.next()

@@ -101,14 +101,18 @@ def test_a_rank_takes_its_share_of_the_cores(monkeypatch, cores, ranks, asked, t
     assert opened == [("auto", threads, 2 + ranks)]
 
 
-def test_ranks_that_share_a_gpu_are_given_their_memory(caplog):
+def test_ranks_that_share_a_gpu_are_given_its_memory_and_ranks_on_one_core_are_warned_of(caplog, monkeypatch):
     gpu = SimpleNamespace(caps=Caps(own_memory=True))
     alone, shared = (EngineConfig(tensor_parallel_size=2, device_ids=ids) for ids in ("0,1", "0,0"))
     share.check_devices(alone, gpu)
     with pytest.raises(ConfigError, match=r"^device_ids: .*: give --kv-cache-memory-bytes"):
         share.check_devices(shared, gpu)
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
     share.check_devices(shared, SimpleNamespace(caps=Caps()))
     assert not caplog.records
+    monkeypatch.setattr(host, "usable_cores", lambda: 1)
+    share.check_devices(shared, SimpleNamespace(caps=Caps()))
+    assert "fewer cores (1) than ranks" in caplog.text
     share.check_devices(EngineConfig(tensor_parallel_size=2, device_ids="0,0", num_gpu_blocks_override=9), gpu)
     assert "MPS" in caplog.text
 

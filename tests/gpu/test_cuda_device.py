@@ -55,12 +55,14 @@ def test_token_copies_are_most_urgent(device: CudaDevice) -> None:
     assert device.token_out.raw.priority < device.compute.raw.priority < device.bulk_out.raw.priority
 
 
-def test_streams_are_four_and_those_of_the_general_class_are_torchs(device: Device) -> None:
+def test_streams_are_four_and_those_of_the_general_class_are_torchs(
+    device: Device, request: pytest.FixtureRequest
+) -> None:
     streams = (device.compute, device.token_out, device.bulk_out, device.bulk_in)
     assert len({stream.raw.stream_id for stream in streams} | {0}) == 5
-    general = isinstance(device, AcceleratorDevice) and not isinstance(device, CudaDevice)
     plain = all(type(stream.raw) is torch.Stream and not hasattr(stream, "cudart") for stream in streams)
-    assert general == plain == (device.kind != "cuda")
+    general = isinstance(device, AcceleratorDevice) and not isinstance(device, CudaDevice)
+    assert general == plain == (request.node.callspec.params["device"] != "cuda")
 
 
 def test_memory_of_the_host_is_pinned_and_begins_with_a_page(device: Device) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from harness import check_at_rest, checksum_loop, run, script, sizes
+from harness import check_at_rest, checksum_loop, run, script, sizes, tokens_of
 from tiny_models import tiny_config
 
 from gapless import LLM
@@ -59,16 +59,11 @@ def generate(directory: str, device: str, depth: str, temperature: float, **opti
     config = EngineConfig(model=directory, load_format="dummy", device=device, depth=depth, max_num_seqs=16, **options)
     core = build_core(config)
     rng = np.random.default_rng(0)
-    tokens: dict[int, list[int]] = {}
     for key in range(12):
         prompt = rng.integers(2, 500, int(rng.integers(1, 60))).astype(np.int32)
         params = SamplingParams(temperature=temperature, top_p=0.9, top_k=0 if key % 2 else 20, max_tokens=None)
         core.submit(Request(key, prompt, params, key * 7919, (1,), 0, len(prompt) + 40))
-        tokens[key] = []
-    while core.has_work():
-        for settled in core.step()[1]:
-            for key, token, _ in settled.entries():
-                tokens[key].append(token)
+    tokens = tokens_of(core)
     replays = core.stats().steps.graph_steps
     core.close()
     return tokens, replays

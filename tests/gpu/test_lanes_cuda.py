@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import tokens_of
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
@@ -62,17 +63,13 @@ class Slow(Automaton):
 
 def run(core: EngineCore, kind: type[Automaton] | None) -> list[list[int]]:
     """The tokens of eight rows, of which every other one has a matcher of this kind."""
-    tokens: dict[int, list[int]] = {key: [] for key in range(8)}
-    for key in tokens:
+    for key in range(8):
         matcher = kind(key, core.info.vocab_size) if kind and key % 2 else None
         asks = {"structured_outputs": ASKED} if matcher else {}
         params = SamplingParams(temperature=0.8, top_p=0.95, seed=key, max_tokens=None, ignore_eos=True, **asks)
         core.submit(Request(key, np.arange(1, 9, dtype=np.int32), params, key, (), 0, 56, matcher=matcher))
-    while core.has_work():
-        for settled in core.step()[1]:
-            for key, token, _ in settled.entries():
-                tokens[key].append(token)
-    return list(tokens.values())
+    tokens = tokens_of(core)
+    return [tokens[key] for key in range(8)]
 
 
 def test_masked_rows_get_the_same_tokens_at_every_depth_and_however_late_their_masks_are() -> None:

@@ -86,6 +86,7 @@ def test_a_prompt_goes_to_the_engine_that_has_its_beginning(engine):
     ("more", "server", "says"),
     [
         ({}, {"api_server_count": 2}, "api_server_count does not go with data_parallel_size above 1"),
+        ({"kv_tiers": ["host:8MiB", "disk:/tmp:8MiB"]}, {}, "kv_tiers does not go with"),
         ({"role": "prefill"}, {}, "role does not go with"),
         ({"kv_peers": ["127.0.0.1:1"]}, {}, "kv_peers does not go with"),
     ],
