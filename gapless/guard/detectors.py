@@ -53,8 +53,14 @@ def _everywhere(region: Callable[[], Region]) -> Iterator[None]:
         yield
 
 
+def _whole() -> Region:
+    region = no_sync(mode="record")
+    region.may_grow = True
+    return region
+
+
 DETECTORS: dict[str, Detector] = {
-    "sync": partial(_collecting, watch.REPORT_SINKS, lambda: _everywhere(lambda: no_sync(mode="record"))),
+    "sync": partial(_collecting, watch.REPORT_SINKS, lambda: _everywhere(_whole)),
     # It watches all tensors; registered ones have names.
     "race": partial(_collecting, RACE_SINKS, lambda: no_race("record", track="all")),
 }

@@ -130,7 +130,9 @@ class RaceChecker(RaceState):
                 if named and (region := region_of(tensor)) is not None:
                     found = buffers.find(region[0], region[1])
                     if found and device is not None:
-                        actor = device.stream_for(tensor, together) or host
+                        actor = (
+                            device.stream_for(tensor, together, kwargs.get("device") if plan.copies else None) or host
+                        )
                         actor.news += 1
                     for buffer in found:
                         fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args, stated)
@@ -147,7 +149,9 @@ class RaceChecker(RaceState):
                             stream = device.now(host, tensor)
                         actor = stream
                     else:
-                        actor = device.stream_for(tensor, together) or host
+                        actor = (
+                            device.stream_for(tensor, together, kwargs.get("device") if plan.copies else None) or host
+                        )
                         actor.news += 1
                 if plan.way and tensor is args[0]:
                     try:

@@ -61,7 +61,7 @@ class EmulatedWatch(CudaWatch):
     def is_pinned(self, tensor: Tensor) -> bool:
         return marks.is_pinned(tensor)
 
-    def now(self, host: Actor, tensor: Tensor) -> Actor:
+    def now(self, host: Actor, on: Tensor | torch.device) -> Actor:
         # A program on a stream of a connected device acts as that one.
         if isinstance(host, Launched):
             return host

@@ -127,21 +127,26 @@ class StreamWatch:
         handle = torch.accelerator.current_stream(device).stream_id
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
-    def now(self, host: Actor, tensor: Tensor) -> Actor:
-        """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+    def now(self, host: Actor, on: Tensor | torch.device) -> Actor:
+        """The stream as which an operator touches this device tensor, or tensors of this device; it comes after what
+        `host`, the caller, did."""
         if isinstance(host, GroupProgram):
             return host
-        stream = self.current(tensor.device.index or 0)
+        stream = self.current((on.device if isinstance(on, Tensor) else on).index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
 
-    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Actor | None:
-        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
+    def stream_for(
+        self, tensor: Tensor, together: Iterable[tuple[Tensor, int]], to: torch.device | None = None
+    ) -> Actor | None:  # fmt: skip
+        """The stream as which `tensor` is touched by an operator on these tensors, or by a copy to the device `to`;
+        None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
+        on = on_gpu if on_gpu is not None else to if marks.names_device(to) else None
         # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
-        if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
+        if on is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
-        return self.now(self._checker.agents.here(), on_gpu)
+        return self.now(self._checker.agents.here(), on)
 
     def captures(self) -> bool:
         """Return whether the calling thread captures a graph: then operators are recorded and do not run."""

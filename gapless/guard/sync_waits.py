@@ -52,7 +52,7 @@ def leaving(watch: ThreadState, quietly: bool) -> None:
     """Report what shows only at the end of a region; `quietly`, without raising, when an exception is under way."""
     before, now = watch.grown.pop(), _allocations(watch.kinds)
     late, watch.late = watch.late, []
-    if now != before:
+    if now != before and not watch.scopes[-1].may_grow:
         text = f"{now[0] - before[0]} device and {now[1] - before[1]} pinned allocations or frees"
         late.append(make_finding("allocator-growth", "within this region", text))
     for finding in late:

@@ -48,6 +48,8 @@ class Scope:
     slow_ns: int
     reports: bool = True
     """Whether findings count."""
+    may_grow: bool = False
+    """Whether the allocators may take memory inside, as a whole program has to."""
     report: SyncReport = field(default_factory=SyncReport)
     """The findings of all of its uses."""
 
