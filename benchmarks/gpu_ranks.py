@@ -174,9 +174,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", choices=(*ALONE, *ENGINES), required=True)
     parser.add_argument("--json", type=Path, help="write the table there, as docs/measurements has them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument(
-        "--ranks", type=int, nargs="+", default=[2], help="worlds, one after another; pd: of a side; dp: engines"
-    )
+    worlds = "worlds, one after another; pd: of a side, 1 by default; dp: engines"
+    parser.add_argument("--ranks", type=int, nargs="+", help=worlds)
     parser.add_argument("--device-ids", type=numbers, help="GPU of each rank of the largest world")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--width", type=int, default=4096)
@@ -195,7 +194,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tier", default="12GiB", help="of the host, for each side of a pair and for what it lends")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.ranks = options.ranks or [1 if options.only == "pd" else 2]
+    return options
 
 
 def main() -> None:

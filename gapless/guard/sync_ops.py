@@ -181,7 +181,9 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     if target is None or marks.is_meta(target) or not source.numel():
         return None
     if marks.names_device(target):
-        return None if watch.is_device(source) else copy_rule(source, non_blocking, up=True)
+        if watch.is_device(source):
+            return None
+        return "index-by-host" if indexes_by_list(watch.call) else copy_rule(source, non_blocking, up=True)
     return "copy-to-host" if marks.on_accelerator(source) and not non_blocking else None
 
 

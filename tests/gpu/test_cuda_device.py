@@ -35,6 +35,10 @@ only_cuda = pytest.mark.parametrize("device", CLASSES[:1], indirect=True)
 
 @pytest.fixture
 def capturing(device: Device) -> Device:
+    return that_captures(device)
+
+
+def that_captures(device: Device) -> Device:
     if not device.caps.captures:
         pytest.skip(f"{device.kind} captures nothing with torch {torch.__version__}")
     return device
@@ -46,8 +50,8 @@ class TestCudaContract(Contract):
 
 class TestCudaGraphs(GraphContract):
     @pytest.fixture
-    def device(self, capturing: Device) -> Device:
-        return capturing
+    def device(self, device: Device) -> Device:
+        return that_captures(device)
 
 
 @only_cuda
