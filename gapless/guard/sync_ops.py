@@ -181,9 +181,7 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     if target is None or marks.is_meta(target) or not source.numel():
         return None
     if marks.names_device(target):
-        if watch.is_device(source):
-            return None
-        return "index-by-host" if indexes_by_list(watch.call) else copy_rule(source, non_blocking, up=True)
+        return None if watch.is_device(source) else copy_rule(source, non_blocking, up=True)
     return "copy-to-host" if marks.on_accelerator(source) and not non_blocking else None
 
 
@@ -427,8 +425,9 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is not torch.ops.aten._to_copy.default or watch.is_device(args[0]) or not args[0].numel():
             return
         TALLY.add("copies")
-        if rule := copy_rule(args[0], bool(kwargs.get("non_blocking")), up=True):
-            watch.flag(rule)
+        rule = copy_rule(args[0], bool(kwargs.get("non_blocking")), up=True)
+        if rule:  # torch uploads an index of numpy's by a copy that modes see
+            watch.flag("index-by-host" if indexes_by_list(watch.call) else rule)
 
 
 leave_uncompiled(SyncOps.__torch_dispatch__)

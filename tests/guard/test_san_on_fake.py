@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from fake_accelerator import child_environment
@@ -248,6 +249,15 @@ OTHERWISE = {
 def test_a_call_is_a_finding_exactly_if_the_host_waits_in_it(name):
     form = measured(name, FORMS[name])
     assert (bool(form.rules) == form.waited) is (name not in OTHERWISE), form
+
+
+@pytest.mark.parametrize("index", [[0, 2], np.array([0, 2]), ([0, 2], slice(1))], ids=["list", "array", "tuple"])
+def test_an_index_of_host_data_is_one_finding(index):
+    world = World()
+    with guard.no_sync(mode="record", slow_ms=0) as region:
+        world.x[index] if not isinstance(index, tuple) else world.table[index]
+        assigned(world, [0, 2], 0.5)
+    assert [finding.rule for finding in region.report.findings] == ["index-by-host"] * 2
 
 
 def test_the_table_has_calls_of_both_kinds():
