@@ -39,8 +39,10 @@ _on_control = msgspec.json.Decoder(m.OnControl).decode
 class Child:
     """Starts one engine process, carries its messages, and reports its end."""
 
-    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None]) -> None:
+    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None], prefix: str = "") -> None:
+        """`prefix` begins each line of the process in our log."""
         self._receive = receive
+        self._prefix = prefix
         self._wire: Wire | None = None
         self._unsent: deque[m.ToCore] = deque()
         self._flush_planned = False
@@ -80,7 +82,7 @@ class Child:
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent
             )
-        progress.announce("starting the engine's process")
+        progress.announce(f"{self._prefix}starting the engine's process")
         assert process.stdin and process.stdout and process.stderr
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
@@ -215,7 +217,7 @@ class Child:
             case m.Died(kind, text):
                 self._died = m.revive(kind, text)
             case m.Doing(phase) if self._starting:  # the last ones may arrive after the socket's Ready
-                progress.show(phase)
+                progress.show(phase._replace(what=self._prefix + phase.what))
 
     async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
         """Copy the process's stderr to our log, line by line, so that a stuck stderr of ours does not stop it."""
@@ -226,9 +228,9 @@ class Child:
             if len(open_line) > _TAIL_BYTES:
                 lines, open_line = [*lines, open_line], b""
             for line in lines:
-                log.warning("%s", line.decode(errors="replace"))
+                log.warning("%s%s", self._prefix, line.decode(errors="replace"))
         if open_line:
-            log.warning("%s", open_line.decode(errors="replace"))
+            log.warning("%s%s", self._prefix, open_line.decode(errors="replace"))
 
     async def _kill_when_silent(self) -> None:
         strikes = 0

@@ -25,6 +25,8 @@ log = logging.getLogger("gapless.engine")
 CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
+THE_ENGINE = "the engine"
+"""Name of an engine that has no others beside it"""
 SAME_WEIGHTS = 0
 """Number of the backend's own update, which gives a new process its predecessor's weights. Others are larger."""
 SAME_ADAPTERS = -2
@@ -44,7 +46,7 @@ class ProcessBackend(MessageBackend):
         *,
         worker: Sequence[str] = WORKER,
         on_give_up: Callable[[GaplessError], None] | None = None,
-        name: str = "the engine",
+        name: str = THE_ENGINE,
     ) -> None:
         super().__init__()
         self.name = name
@@ -178,7 +180,7 @@ class ProcessBackend(MessageBackend):
             await child.stop()
 
     async def _launch(self) -> None:
-        child = Child(self.receive)
+        child = Child(self.receive, f"{self.name}: " if self.name != THE_ENGINE else "")
         self._child = child
         try:
             await child.start(self.config, self._worker)
