@@ -81,6 +81,10 @@ class EngineCore:
         self._allocations = parts.device.allocations()
 
     def submit(self, request: Request) -> None:
+        if self.updates.placing and request.output is not None:  # moved here from an engine that died meanwhile
+            if len(request.output):
+                raise QueueFullError("the weights are being replaced, and this request began with others")
+            request = request._replace(output=None)
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         ready, waiting = request.params.structured_outputs is None or request.matcher is not None, len(self._matched)

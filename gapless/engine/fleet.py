@@ -64,7 +64,7 @@ class Fleet(MessageBackend):
         """Requests so far, by engine and reason"""
         self._on_give_up = on_give_up
         self._open: dict[int, Placed] = {}
-        self._lost: dict[int, Begun | None] = {}
+        self._lost: dict[int, Placed] = {}
         """Requests of a dead engine that have not been placed again"""
         self.loads = [0] * len(engines)
         """Requests in flight, by engine"""
@@ -74,6 +74,10 @@ class Fleet(MessageBackend):
         self._hasher = PrefixHasher("", 1)
         self._books: list[PageBook] = []
         self._started = False
+        self._changing = 0
+        """Changes of weights or adapters that are under way"""
+        self._shares = engines[0].config.enable_prefix_caching
+        """True if an engine computes the pages of equal prompts once."""
 
     # Life
 
@@ -125,7 +129,7 @@ class Fleet(MessageBackend):
     def _on_break(self, number: int, error: Exception) -> None:
         """Have the requests of a dead engine continue on the others, or wait for the first that is back."""
         self.last_death = self.engines[number].last_death
-        lost = {key: placed.state for key, placed in self._open.items() if placed.engine == number}
+        lost = {key: placed for key, placed in self._open.items() if placed.engine == number}
         for key in lost:
             self._forget(key)
         self._lost |= lost
@@ -157,15 +161,17 @@ class Fleet(MessageBackend):
 
     def submit(self, request: Request, engine: int | None = None) -> None:
         """Submit a request to the engine of this number, else to the best one. Errors arrive through the sink."""
-        again = self._latest[0] is request.tokens
-        pages, state = [] if again else self._pages_of(request), self._lost.get(request.key)
+        before, again = self._lost.get(request.key), self._latest[0] is request.tokens
+        pages = before.pages if before else [] if again else self._pages_of(request)
         try:
             number = self._place(request, engine, pages)
         except GaplessError as error:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
             return
+        if self.paused is not None and request.output is not None and not len(request.output):
+            request = request._replace(output=None)  # it waits as new ones do
         self._latest = request.tokens, number
-        self._open[request.key] = Placed(number, request.adapter, pages, state)
+        self._open[request.key] = Placed(number, request.adapter, pages, before.state if before else None)
         self._books[number].expect(pages)
         self.loads[number] += 1
         self.engines[number].submit(request)
@@ -176,13 +182,17 @@ class Fleet(MessageBackend):
             self.engines[number].abort(key)
 
     def _pages_of(self, request: Request) -> list[bytes]:
-        """Return our names of the prompt's first pages."""
+        """Return our names of the prompt's first pages; none if engines share no pages."""
+        if not self._shares:
+            return []
         tokens = request.tokens[: MOST_PAGES * self._hasher.page_size]
         return self._hasher.after(self._hasher.root(request.salt, request.adapter), tokens)
 
     def _place(self, request: Request, engine: int | None, pages: Sequence[bytes]) -> int:
         """Return the number of the engine for a request. Raises EngineDeadError."""
-        if request.tokens is self._latest[0]:
+        state = before.state if (before := self._lost.get(request.key)) else None
+        begun = state is not None and request.output is not None and len(request.output) > 0
+        if request.tokens is self._latest[0] and not begun:
             return self._latest[1]
         if engine is not None:
             if not self.engines[engine].ready():
@@ -193,17 +203,16 @@ class Fleet(MessageBackend):
             number for number, one in enumerate(self.engines)
             if one.ready() and (not request.adapter or request.adapter in one.info.adapters)
         ]  # fmt: skip
-        state = self._lost.get(request.key)
-        if state is not None and request.output is not None and len(request.output):
+        if begun:
             found = [number for number in found if self._state(number, request.adapter) == state]
         if not found:
             raise EngineDeadError("no engine is running that could serve this request, or continue it")
-        size = self._hasher.page_size / len(request.tokens)
+        size = self._hasher.page_size / min(len(request.tokens), MOST_PAGES * self._hasher.page_size)
         matched = {number: size * self._books[number].begins(pages) for number in found}
         number = choose([Candidate(one, self.loads[one], share) for one, share in matched.items()], self._turn)
         why = "prefix" if matched[number] > min(matched.values()) else "load"
         self._turn = number + 1
-        self._placed[number, "moved" if request.key in self._lost else why] += 1
+        self._placed[number, "moved" if before else why] += 1
         return number
 
     def _state(self, number: int, adapter: str) -> Begun:
@@ -250,12 +259,15 @@ class Fleet(MessageBackend):
         if isinstance(order, m.ChangeAdapter | m.UpdateWeights):
             return await asyncio.shield(asyncio.ensure_future(self._change(question, order, living)))
         # One that is not up has nothing to forget, and begins paused or not.
-        answers = [self.engines[number].put(question) for number in living if self.engines[number].ready()]
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        failed = [one for one in found if isinstance(one, BaseException)]
-        if failed and len(failed) == len(found):
-            raise failed[0]
-        return None
+        while True:
+            answers = [self.engines[number].put(question) for number in living if self.engines[number].ready()]
+            found = await asyncio.gather(*answers, return_exceptions=True)
+            failed = [one for one in found if isinstance(one, BaseException)]
+            if not failed:
+                return
+            if len(failed) == len(found) or not all([isinstance(one, EngineDeadError) for one in failed]):
+                raise failed[0]
+            # One died: its requests may have moved to an engine that had carried out the order.
 
     async def _change(self, question: Asking, order: m.ChangeAdapter | m.UpdateWeights, living: list[int]) -> None:
         if down := [number for number in living if not self.engines[number].ready()]:
@@ -263,16 +275,27 @@ class Fleet(MessageBackend):
         if isinstance(order, m.UpdateWeights) and self.paused is OperatorOrder.FREEZE and self._open:
             text = "a pause holds requests that must end with the old weights: resume or abort them first"
             raise RequestError(text, "model_path")
-        answers = [self.engines[number].put(question) for number in living]
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        failed = [(number, error) for number, error in zip(living, found, strict=True) if error is not None]
-        if len(failed) == len(living):
-            raise failed[0][1]
-        for number, error in failed:
-            why = f"engine {number} did not make a change that the others made, and is started again with it: {error}"
-            log.error(why)
-            self.engines[number].adopt(order, why)
+        self._changing += 1
+        self._let_restart()
+        try:
+            answers = [self.engines[number].put(question) for number in living]
+            found = await asyncio.gather(*answers, return_exceptions=True)
+            failed = [(number, error) for number, error in zip(living, found, strict=True) if error is not None]
+            if len(failed) == len(living):
+                raise failed[0][1]
+            for number, error in failed:
+                why = f"engine {number} did not make a change of the others, and is started again with it: {error}"
+                log.error(why)
+                self.engines[number].adopt(order, why)
+        finally:
+            self._changing -= 1
+            self._let_restart()
         self._refresh()
+
+    def _let_restart(self) -> None:
+        """Have engines that die during a change wait for its outcome, which the next one begins with."""
+        for engine in self.engines:
+            engine.may_restart.clear() if self._changing else engine.may_restart.set()
 
     def send_page_events(self) -> None:
         for engine in self.engines if self._books else ():
@@ -311,7 +334,7 @@ def fleet_of(
     parts = [devices[first : first + size] for first in range(0, len(devices), size)]
     return Fleet(
         [
-            ProcessBackend(replace(config, device_ids=",".join(map(str, part))), worker=worker, name=f"engine {number}")
+            ProcessBackend(replace(config, device_ids=",".join(map(str, part))), worker=worker, number=number)
             for number, part in enumerate(parts)
         ],
         on_give_up,

@@ -191,8 +191,10 @@ class LLM:
         core, self._core = self._core, None
         if core is not None:
             core.close()
+            own_memory = core.info.own_memory
             del core
-            gc.collect()  # its parts refer to each other, and the model's memory is theirs
+            if own_memory:  # its parts refer to each other, and the model's memory is theirs
+                gc.collect()
 
     def __enter__(self) -> Self:
         return self

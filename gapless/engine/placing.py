@@ -11,7 +11,7 @@ from gapless.memory.prefix import PrefixHasher
 
 LOAD_WEIGHT = 1.0
 """[share of a prompt] Worth of as many requests above the mean as the mean: with 1, an engine that has all of a prompt
-gets it until it has twice as many requests as the mean."""
+gets it until it has more requests than another one by the mean."""
 
 
 class Candidate(NamedTuple):

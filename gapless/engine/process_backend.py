@@ -25,8 +25,6 @@ log = logging.getLogger("gapless.engine")
 CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
-THE_ENGINE = "the engine"
-"""Name of an engine that has no others beside it"""
 SAME_WEIGHTS = 0
 """Number of the backend's own update, which gives a new process its predecessor's weights. Others are larger."""
 SAME_ADAPTERS = -2
@@ -46,10 +44,12 @@ class ProcessBackend(MessageBackend):
         *,
         worker: Sequence[str] = WORKER,
         on_give_up: Callable[[GaplessError], None] | None = None,
-        name: str = THE_ENGINE,
+        number: int | None = None,
     ) -> None:
+        """`number` is the engine's among several of one model."""
         super().__init__()
-        self.name = name
+        self._number = number
+        self.name = "the engine" if number is None else f"engine {number}"
         self.config = config
         self._worker = worker
         self._on_give_up = on_give_up
@@ -74,6 +74,9 @@ class ProcessBackend(MessageBackend):
         self._supervisor: asyncio.Task[None] | None = None
         self.given_up = False
         """Whether no further child is started"""
+        self.may_restart = asyncio.Event()
+        """Clear while another child has to wait: for the outcome of a change"""
+        self.may_restart.set()
 
     @property
     def pid(self) -> int | None:
@@ -180,7 +183,7 @@ class ProcessBackend(MessageBackend):
             await child.stop()
 
     async def _launch(self) -> None:
-        child = Child(self.receive, f"{self.name}: " if self.name != THE_ENGINE else "")
+        child = Child(self.receive, "" if self._number is None else f"{self.name}: ")
         self._child = child
         try:
             await child.start(self.config, self._worker)
@@ -231,6 +234,12 @@ class ProcessBackend(MessageBackend):
             delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
             log.warning("restarting %s in %g s", self.name, delay)
             await asyncio.sleep(delay)
+            await self.may_restart.wait()
+            if self._number is not None and self._stamp is not None and self._stamped() != self._stamp:
+                why = f"{self.name} is not started again: its files have changed, and the others have the old weights"
+                log.error(why)
+                self._give_up(EngineDeadError(why))
+                return False
             try:
                 await self._launch()
             except Exception as error:  # also a failed fork

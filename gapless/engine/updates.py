@@ -77,6 +77,11 @@ class WeightUpdates:
     def under_way(self) -> bool:
         return self._update is not None
 
+    @property
+    def placing(self) -> bool:
+        """True while some of the weights are new and some old."""
+        return self._parts is not None
+
     def begin(self, path: str, answer: Answer) -> None:
         """Begin to read. `answer` gets the result once the weights are in use or refused; here or in `take`."""
         if self.under_way:

@@ -47,6 +47,7 @@ from gapless.model.seam import LoadedModel
 from gapless.pace.controllers import Controllers
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, FILLING, ON_GPU, MixedSizes, buckets_up_to
+from gapless.step.keys import ForwardKey
 from gapless.step.kinds import largest
 from gapless.step.processors import Processor
 from gapless.step.speculation import Speculation
@@ -184,7 +185,9 @@ def _step_peak(loaded: Loaded, spec: LoopSpec) -> int:
         return 0
     executor = on_device(device, lambda: executor_without_pages(device, loaded.model, spec))
     places, rows = (drafting.places, min(sizes.rows, drafting.rows)) if drafting else (1, sizes.rows)
-    return executor.peak(largest(sizes.rows, sizes.step_tokens, sizes.max_len, places, rows))
+    keys = largest(sizes.rows, sizes.step_tokens, sizes.max_len, places, rows)
+    adapted = spec.adapters is not None
+    return executor.peak([key.adapted if adapted and isinstance(key, ForwardKey) else key for key in keys])
 
 
 def _load(

@@ -312,8 +312,9 @@ class GraphContract:
         device.drain()
         with pytest.raises(CaptureError, match=r"device_contract.py:\d+: host-size"):
             device.capture("reads", lambda: x.add_(x.sum().item()))
-        with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted"):
+        with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted") as caught:
             device.capture("k", boom)
+        assert isinstance(caught.value.__cause__, ArithmeticError)
         graph = device.capture("adds", lambda: x.add_(1))
         device.run(lambda: x.fill_(1))
         graph.launch(device.compute)

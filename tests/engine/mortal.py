@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
@@ -49,6 +50,7 @@ class MortalBackend(MessageBackend):
         self.at_death: Callable[[], None] = lambda: None
         """Called while no engine runs"""
         self._keys: set[int] = set()
+        self.config, self.may_restart = EngineConfig("demo"), asyncio.Event()
 
     async def start(self, sink: Sink) -> None:
         self.sink = sink

@@ -261,6 +261,47 @@ async def test_an_engine_that_alone_refuses_a_change_is_started_again_with_it():
             stream.close()
 
 
+async def test_an_engine_that_dies_during_a_change_waits_for_its_outcome():
+    engines = Fleet([Refusing(core()), Refusing(core())])
+    async with AsyncLLM(engines, FRONT) as llm:
+        engines.engines[0].put = lambda question: answer
+        engines.engines[1].refusal, answer = EngineDeadError("killed"), asyncio.get_running_loop().create_future()
+        change = asyncio.create_task(llm.change_adapter(AdapterChange("a", "there")))
+        while engines.engines[1].may_restart.is_set():
+            await asyncio.sleep(0)
+        assert not engines.engines[1].adopted
+        answer.set_result(None)
+        await change
+        assert engines.engines[1].adopted and engines.engines[1].may_restart.is_set()
+
+
+async def test_an_order_is_repeated_for_the_living_when_an_engine_dies_over_it():
+    engines = Fleet([Refusing(core()), Refusing(core())])
+    async with AsyncLLM(engines, FRONT) as llm:
+        put = engines.engines[1].put
+
+        def dies_once(question):
+            engines.engines[1].refusal, engines.engines[1].put = EngineDeadError("killed"), put
+            answer = put(question)
+            engines.engines[1].refusal, engines.engines[1].down = None, True
+            return answer
+
+        engines.engines[1].put = dies_once
+        await llm.pause_generation(mode="keep")
+        assert engines.engines[0].core.orders == [OperatorOrder.FREEZE] * 2
+
+
+async def test_engines_that_share_no_pages_are_chosen_by_load():
+    alone = [MortalBackend(says(TEXT)) for _ in range(2)]
+    alone[0].config = EngineConfig("demo", enable_prefix_caching=False)
+    engines = Fleet(alone)
+    async with AsyncLLM(engines, FRONT) as llm:
+        opened = [await llm.open("hi", SamplingParams(max_tokens=60), f"r{number}") for number in range(6)]
+        assert engines.loads == [3, 3] and engines.placed_by(0)["prefix"] == 0
+        for stream in opened:
+            stream.close()
+
+
 async def test_a_change_waits_for_engines_that_are_down():
     engines = Fleet([Refusing(core()), Refusing(core())])
     async with AsyncLLM(engines, FRONT) as llm:

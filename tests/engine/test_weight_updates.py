@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 from other_weights import NAME, checkpoint
 from safetensors.numpy import load_file, save_file
@@ -15,10 +16,13 @@ from seen_engine import SeenEngine, whole
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
-from gapless.base.errors import EngineDeadError, RequestError
+from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.records import PageChange
 from gapless.engine import updates
 from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.build import build_core
+from gapless.engine.frontdoor import locate, open_assets
+from gapless.engine.inputs import Resolver
 from gapless.engine.process_backend import ProcessBackend
 from gapless.model.config import resolve_model_dir
 
@@ -125,6 +129,24 @@ async def run(llm, params):
     async for output in llm.generate(PROMPT, params):
         last = output
     return last.outputs[0].token_ids
+
+
+def test_a_request_that_moves_here_while_weights_are_replaced_begins_with_the_new(other, wanted):
+    config, commit = locate(EngineConfig("demo", **OPTIONS, enforce_eager=True))
+    core, said, found = build_core(config), [], []
+    try:
+        [request] = Resolver(open_assets(config, commit), core.info, 0).resolve(PROMPT, SHORT).requests
+        core.update_weights(str(other), said.append)
+        while not core.updates.placing:
+            core.step()
+        with pytest.raises(QueueFullError, match="the weights are being replaced"):
+            core.submit(request._replace(key=request.key + 1, output=np.array(wanted[0][:3], np.int32)))
+        core.submit(request._replace(output=np.array([], np.int32)))
+        while len(found) < 16:
+            found += [token for step in core.step().tokens for _, token, _ in step.entries()]
+    finally:
+        core.close()
+    assert said == [None] and found == list(wanted[1][:16])
 
 
 async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_the_new(other, wanted):

@@ -169,7 +169,7 @@ def test_stop_word_ends_a_wait_and_leaves_the_gpu_usable(pair: Pair, what: str) 
 
 
 OPTIONS: dict[str, Any] = {"device": "cuda", "max_num_seqs": 8, "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
-SHARED: dict[str, Any] = {"tensor_parallel_size": 2, "device_ids": "0,0"}
+SHARED: dict[str, Any] = {"tensor_parallel_size": 2, "device_ids": "0,1" if torch.cuda.device_count() > 1 else "0,0"}
 PROMPTS = ["Once upon a time", "Mia has 14 pens", "The city is"]
 
 

@@ -40,7 +40,7 @@ class Ends:
         self.news = asyncio.Queue()
         self.started = self.tokens = self.refused = self.came_up = lambda *given: None
 
-    def broke(self, error):
+    def broke(self, error, *_):
         self.news.put_nowait(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.fake
 @pytest.fixture(autouse=True)
 def native() -> Iterator[None]:
     fake.load()
+    gc.collect()  # engines of earlier tests, whose parts refer to each other
     torch.fake.empty_cache()
     yield
     fake.hold(False)
