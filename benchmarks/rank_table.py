@@ -76,14 +76,12 @@ def machine(options: Namespace) -> str:
     """Name what was measured on, and with which versions."""
     parts = [f"{usable_cores()} cores of {processor_says('model name')}", f"torch {torch.__version__}"]
     if options.device == "cuda":
-        import triton
-
         names = [name for name, _ in gpus()]
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(asked, capture_output=True, text=True).stdout.split()[:1]
         shared = " under MPS" if mps_runs() else ""
         parts = [f"{len(names)} {names[0]}{shared}", *(f"driver {one}" for one in driver), *parts]
-        parts.append(f"Triton {triton.__version__}")
+        parts.append(f"Triton {version('triton')}")
     return ", ".join(parts)
 
 

@@ -64,7 +64,7 @@ class Recorder:
         self.refusals[key] = error
         self._news.set()
 
-    def died(self, error):
+    def died(self, error, *_):
         self.deaths.append(error)
         self._news.set()
 
