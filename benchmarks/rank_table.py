@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from importlib.metadata import version
 
 import torch
 
