@@ -2,7 +2,6 @@
 # What ranks need GPUs for, in calls of under ten minutes, the most telling step first: tests of ranks, then modes of
 # gpu_ranks.py. Logs and records come back as $OUT/ranks-CALL.tgz; a step that hangs or fails costs itself alone.
 #   sh benchmarks/gpu_ranks.sh one [SECONDS]   one GPU under MPS: each mode at its smallest size (not peer)
-#   sh benchmarks/gpu_ranks.sh again           what the first two calls of 2026-12-01 left open
 #   sh benchmarks/gpu_ranks.sh large           one GPU under MPS: the 8B and the 32B shape
 #   sh benchmarks/gpu_ranks.sh two             two GPUs: tests, sums, a late rank, 8B beside one rank, deaths
 #   sh benchmarks/gpu_ranks.sh two-formats     FP8 and INT4 on 8B, and the 32B shape
@@ -59,16 +58,6 @@ one)
     ranks 120 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
     tests 60 killed -k killed
     ;;
-again)
-    mps on
-    tests 90 adapters -n 2 -k adapters
-    ranks 120 pd --only pd --device-ids 0 --size 0.6B --lengths 512 2048 --rounds 1 --seconds 5 --output 64 --tier 2GiB
-    ranks 90 dp --only dp --device-ids 0,0 --size 0.6B --rounds 1
-    ranks 200 tp-32B --only tp --device-ids 0,0 --size 32B --rows 1 32 --rounds 1
-    ranks 80 tp --only tp --device-ids 0,0 --size 0.6B --rows 1 32 --rounds 2
-    mps off
-    ranks 90 death --only death --device-ids 0,0 --model demo --rounds 1 --streams 24
-    ;;
 large)
     mps on
     ranks 190 tp-8B --only tp --device-ids 0,0 --size 8B --rounds 2
@@ -91,7 +80,7 @@ two-formats)
     ;;
 two-pd)
     grow 48
-    ranks 500 pd --only pd --size 8B
+    ranks 500 pd --only pd --size 8B --rounds 2
     ;;
 two-dp)
     ranks 280 dp-8B --only dp --size 8B
@@ -117,7 +106,7 @@ eight)
     ranks 280 tp-32B --only tp --size 32B --ranks 4 8 --rows 1 32 --rounds 1
     ;;
 *)
-    sed -n '2,14p' "$0" && exit 2
+    sed -n '2,13p' "$0" && exit 2
     ;;
 esac
 exit 0
