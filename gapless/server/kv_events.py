@@ -187,6 +187,9 @@ def kv_events(text: str | None, engine: EngineConfig) -> Iterator[Sequence[KvEve
         raise ConfigError(f"{EVENTS_FIELD}: without prefix caching there are no events; leave out one of the two")
     count = engine.data_parallel_size
     configs = [config.of_engine(number) for number in range(count)] if count > 1 else [config]
+    if {one.endpoint for one in configs} & {one.replay_endpoint for one in configs}:
+        why = f"the {count} engines have ports from each on: leave {count} ports between them"
+        raise ConfigError(f"{EVENTS_FIELD}.replay_endpoint meets the ports of endpoint: {why}")
     with ExitStack() as stack:
         yield [stack.enter_context(closing(KvEventPublisher(one, number))) for number, one in enumerate(configs)]
 

@@ -249,6 +249,13 @@ def test_each_of_several_engines_has_a_port_of_its_own():
             ConfigError, match=r"kv_events_config\.endpoint of several engines must be tcp://ADDRESS:PORT"
         ):
             KvEventsConfig(endpoint=endpoint).of_engine(1)
+    near = {"endpoint": "tcp://127.0.0.1:7001", "replay_endpoint": "tcp://127.0.0.1:7002"}
+    text = json.dumps({"enable_kv_cache_events": True, **near})
+    with (
+        pytest.raises(ConfigError, match="replay_endpoint meets the ports of endpoint.*leave 2 ports between"),
+        kv_events(text, EngineConfig(data_parallel_size=2)),
+    ):
+        pass
 
 
 def test_a_start_names_the_missing_package_and_the_endpoint_it_cannot_use(tmp_path, monkeypatch):
