@@ -252,7 +252,7 @@ def test_each_of_several_engines_has_a_port_of_its_own():
     near = {"endpoint": "tcp://127.0.0.1:7001", "replay_endpoint": "tcp://127.0.0.1:7002"}
     text = json.dumps({"enable_kv_cache_events": True, **near})
     with (
-        pytest.raises(ConfigError, match="replay_endpoint meets the ports of endpoint.*leave 2 ports between"),
+        pytest.raises(ConfigError, match=r"replay_endpoint meets the ports of endpoint.*leave 2 ports between"),
         kv_events(text, EngineConfig(data_parallel_size=2)),
     ):
         pass
