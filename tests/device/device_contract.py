@@ -178,8 +178,7 @@ class Contract:
         for fence in (bad, late):
             with pytest.raises(DeviceError, match=r"compute.*planted") as caught:
                 fence.wait()
-            assert isinstance(caught.value.__cause__, ArithmeticError)
-            with pytest.raises(DeviceError):
+                with pytest.raises(DeviceError):
                 fence.done()
         for launch in (lambda: device.compute.launch(ran.append, 2), lambda: device.bulk_in.launch(ran.append, 3)):
             with pytest.raises(DeviceError, match="planted"):
@@ -312,7 +311,7 @@ class GraphContract:
         device.drain()
         with pytest.raises(CaptureError, match=r"device_contract.py:\d+: host-size"):
             device.capture("reads", lambda: x.add_(x.sum().item()))
-        with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted") as caught:
+        with pytest.raises(CaptureError, match="boom k cannot be captured: ArithmeticError: planted"):
             device.capture("k", boom)
         assert isinstance(caught.value.__cause__, ArithmeticError)
         graph = device.capture("adds", lambda: x.add_(1))
