@@ -136,13 +136,16 @@ uint64_t Stream::submit(Task task) {
 bool Stream::passed(uint64_t number) {
   forbid_capture(this, "a query");
   check();
-  std::lock_guard lock(mutex_);
-  if (completed_ >= number) return true;
-  if (++denials_ > kDenials && wanted_ < number) {
-    wanted_ = number;
-    ready_.notify_one();
+  if (!quietly_passed(number)) {
+    std::lock_guard lock(mutex_);
+    if (++denials_ > kDenials && wanted_ < number) {
+      wanted_ = number;
+      ready_.notify_one();
+    }
+    return false;
   }
-  return false;
+  check();  // of work that failed since the first one
+  return true;
 }
 
 bool Stream::quietly_passed(uint64_t number) {
