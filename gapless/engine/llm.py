@@ -191,10 +191,8 @@ class LLM:
         core, self._core = self._core, None
         if core is not None:
             core.close()
-            own_memory = core.info.own_memory
             del core
-            if own_memory:  # its parts refer to each other, and the model's memory is theirs
-                gc.collect()
+            gc.collect()  # its parts refer to each other, and the model's memory is theirs
 
     def __enter__(self) -> Self:
         return self
