@@ -175,7 +175,7 @@ class Bench:
         return Target(server.url, self.args.model_name, timeout=ANSWER_SECONDS)
 
     def first_answer(self, server: Server) -> None:
-        """Send a request like those of the case, to check that the server takes it. Raises RuntimeError."""
+        """Check that the server accepts a request of the case's kind. Raises RuntimeError."""
 
         async def ask() -> None:
             async with Client(self.target(server)) as client:

@@ -2,8 +2,8 @@
 
 `PYTHONPATH=.:benchmarks python benchmarks/prefill_decode.py --model DIR [--rate 8] [--rounds 3] [-- --device cuda]`
 starts `serve --pd 1p1d` and two plain servers, whose requests alternate. All get the same prompts at the same times
-(Poisson), in turn; no prompt begins as another does. Where there are GPUs for two engines, each side has its own for
-each of them; else the engines share what there is. What follows `--` are flags for every server.
+(Poisson), in turn; no prompt begins as another does. With two GPUs each engine of a side has
+one; with fewer the engines share it. Flags after `--` go to every server.
 """
 
 from __future__ import annotations

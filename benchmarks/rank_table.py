@@ -1,4 +1,4 @@
-"""Tables of gpu_ranks.py: printed as they grow, with aims beside what was found, and kept as docs/measurements."""
+"""The tables of gpu_ranks.py: each figure is printed beside its aim, and the whole is kept as in docs/measurements."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AIMS: dict[Key, str] = {
     ("death", 1, "failed streams"): "<= 0",
     ("dp", 1, "tokens/s"): ">= 0.95 x",
 }
-"""What a figure should be, by mode, GPUs (1: all ranks share it) and what is measured, the worst of a run"""
+"""The aim of each figure, by the mode, the number of GPUs (1: all ranks share it) and the figure's name."""
 
 
 def counted(rows: int) -> str:
@@ -64,7 +64,7 @@ def met(aim: str, found: float) -> bool:
 
 
 def worst(aim: str, value: float, other: float | None) -> float:
-    """Return what is farther from the aim."""
+    """Return the figure that is farther from the aim."""
     return value if other is None else (max if aim.startswith("<") else min)(value, other)
 
 
@@ -74,7 +74,7 @@ def gpus_used(options: Namespace, world: int) -> int:
 
 
 def machine(options: Namespace) -> str:
-    """Name what was measured on, and with which versions."""
+    """Return the names of the hardware, the driver and the versions of torch and Triton."""
     parts = [f"{usable_cores()} cores of {processor_says('model name')}", f"torch {torch.__version__}"]
     if options.device == "cuda":
         names = [name for name, _ in gpus()]
@@ -100,7 +100,7 @@ class Table:
         self._print(["---", *["---:"] * (len(self.head) - 1)])
 
     def row(self, *cells: object, world: int = 2, found: Mapping[str, float] = {}) -> None:
-        """Add a row of `world` ranks; `found` are figures by what is measured."""
+        """Add a row of `world` ranks; `found` has the figures that may have an aim, by their names."""
         verdicts, gpus = [], gpus_used(self._options, world)
         for what, value in found.items() if gpus > 1 or world <= 2 else ():  # more on one GPU have no aim
             key = (self._options.only, gpus, what)
